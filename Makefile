@@ -1,0 +1,61 @@
+# `make` lists the targets. The environment lives in .venv and is built when it is needed.
+#
+#   PYTHON=...   the interpreter to build .venv with (3.11 or newer)
+#
+# pip's own settings are honoured, so PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS can point it at a
+# CPU build of torch.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+ifndef PYTHON
+PYTHON := $(shell if python3.11 -c '' 2>/dev/null; then echo python3.11; else echo python3; fi)
+endif
+
+VENV := .venv
+STAMP := $(VENV)/.installed
+BIN := $(VENV)/bin
+
+# The stamp holds the directory it was made in: an environment that was moved or copied, or whose
+# interpreter no longer starts, is built anew, as is one older than what it was installed from.
+USABLE := $(shell test "$$(cat $(STAMP) 2>/dev/null)" = "$(CURDIR)" && $(BIN)/python -c '' 2>/dev/null && echo yes)
+
+.PHONY: help venv demo test test-slow check clean rebuild
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
+
+venv: $(STAMP) ## build or refresh .venv (the other targets do so themselves)
+
+demo: $(STAMP) ## run the demo experiment into runs/demo
+	rm -rf runs/demo
+	$(BIN)/descant run --out runs/demo
+
+test: export OMP_NUM_THREADS = 1
+test: $(STAMP) ## run the quick tests
+	$(BIN)/python -m pytest
+
+test-slow: export OMP_NUM_THREADS = 1
+test-slow: $(STAMP) ## run the tests that start real processes or install the package
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP) ## lint (ruff) and check the types (mypy)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean: ## remove .venv, builds and caches; runs/ stays
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt src/descant/_version.py $(if $(USABLE),,rebuild)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    echo "descant needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo 'not there')." >&2; \
+	    echo "Name another one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "installing into $(VENV); this may take some minutes"
+	@rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	@echo "$(CURDIR)" > $@.part
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@mv $@.part $@ # last, and as old as the start: what changed during the install counts as newer

@@ -1,0 +1,134 @@
+"""The interface of a method: a handful of pure functions on explicit states.
+
+Only `broadcast` and `aggregate` see the clients as a group. What a client does (`local`,
+`personalize`, `adapt`) is written for ONE client; the simulator lifts it over a cohort, a real node
+runs it as it is. States, messages and uploads are trees: tensors in NamedTuples.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.fields import Checked
+from descant.random import stream
+from descant.task import Batch, Task
+from descant.tree import Tree, map_tree
+from descant.vector import Model
+
+Weights: TypeAlias = Literal["uniform", "samples"]
+
+
+class Round(NamedTuple):
+    """The facts of a round that server functions may use."""
+
+    seed: int
+    number: int  # 0 before training, then 1, 2, ...
+    cohort: Tensor  # int64 [cohort] ids of the clients concerned, ascending
+    sizes: Tensor  # [cohort] their numbers of training samples
+    population: int
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Random numbers for the server's own choices in this round."""
+        return stream(self.seed, f"server.{purpose}", self.number)
+
+    def weights(self, kind: Weights) -> Tensor:
+        """What each client of the cohort counts in an average; sums to one."""
+        weights = torch.ones_like(self.sizes) if kind == "uniform" else self.sizes
+        return weights / weights.sum()
+
+
+class Message(NamedTuple):
+    """What the server sends: `shared` to all alike; `each` has one row per client of the cohort.
+    The ONE client that `local` is written for finds its own row in `each`."""
+
+    shared: Tree = ()
+    each: Tree = ()
+
+
+class ClientData(Protocol):
+    """What a client's code sees of its own data in a round."""
+
+    size: Tensor  # number of training samples
+    steps: Tensor  # number of batches in this round
+
+    def scan(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
+        """carry <- step(carry, batch) over the batches of this round. The carry is a tree."""
+
+    def mean(self, f: Callable[[Batch], Tree], split: Literal["train", "validation"] = "train") -> Tree:
+        """The mean over all samples of a split of `f`, which gives the mean over a batch."""
+
+
+@dataclass(frozen=True)
+class Algorithm(Checked, ABC):
+    """A method. The fields are its hyper-parameters, named as in its paper, with its defaults."""
+
+    name: ClassVar[str]
+    citation: ClassVar[str]
+    #: Server and client states must move together (control variates): a client's state may change
+    #: only in rounds in which its upload is aggregated.
+    tracking: ClassVar[bool] = False
+
+    def personal_steps(self) -> int | None:
+        """How many batches `personalize` and `adapt` are given; None: as many as a round has."""
+        return None
+
+    @abstractmethod
+    def init_server(self, task: Task, model: Model, round: Round) -> Tree:
+        """The server's state before the first round; `model` is the common initial model."""
+
+    def init_client(self, task: Task, model: Model) -> Tree:
+        """The state of a client before it takes part for the first time."""
+        return ()
+
+    @abstractmethod
+    def broadcast(self, server: Tree, round: Round) -> Message:
+        """What the server sends to the cohort."""
+
+    @abstractmethod
+    def local(self, task: Task, message: Message, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        """The work of ONE client in a round: its upload, and its new state."""
+
+    @abstractmethod
+    def aggregate(self, server: Tree, uploads: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
+        """The new state of the server, and what to report. `uploads` has a row per client of `round`."""
+
+    @abstractmethod
+    def personalize(self, task: Task, message: Message, state: Tree, data: ClientData) -> Tree:
+        """What ONE client that has taken part predicts with: usually a Model."""
+
+    def predict(self, task: Task, personal: Tree, x: Tensor) -> Tensor:
+        """The outputs of ONE client for samples x [n, ...]."""
+        return task.predict(personal, x)
+
+    def newcomer(self, server: Tree, round: Round) -> Message:
+        """What a client that never took part is given; no rows in `each`."""
+        return self.broadcast(server, round)
+
+    @abstractmethod
+    def adapt(self, task: Task, message: Message, data: ClientData) -> Tree:
+        """What ONE newcomer predicts with, made from its own data alone."""
+
+    def global_model(self, server: Tree) -> Model | None:
+        """The one model for all, where the method has one."""
+        return None
+
+
+def average(models: Model, weights: Tensor) -> Model:
+    """sum_i weights_i model_i: parameters and statistics alike. models: [clients, ...]."""
+    averaged: Model = map_tree(lambda rows: weights.to(rows.dtype) @ rows, models)
+    return averaged
+
+
+def toward(old: Model, new: Model, beta: float) -> Model:
+    """(1 - beta) old + beta new for the parameters; statistics follow the new model.
+
+    With beta > 1 (aggregation momentum) the step overshoots, which a running variance must not.
+    """
+    return Model(old.theta + beta * (new.theta - old.theta) if beta != 1 else new.theta, new.stats)

@@ -1,0 +1,52 @@
+"""LocalTrain: every client alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from descant.algorithm import Algorithm, ClientData, Message, Round
+from descant.fields import hyper
+from descant.solve import SGD, Solver, solve
+from descant.task import Task
+from descant.vector import Model
+
+
+@dataclass(frozen=True)
+class LocalTrain(Algorithm):
+    """Each client minimises its own loss and never talks: the baseline every method must beat.
+
+    .. math::  theta_i <- theta_i - lr grad f_i(theta_i)
+
+    The model persists from round to round; nothing is uploaded. A newcomer trains alone for the local
+    work of one round, from the common initial model.
+    """
+
+    name: ClassVar[str] = "localtrain"
+    citation: ClassVar[str] = "no federation: the client's own empirical risk minimisation"
+
+    solver: Solver = hyper(SGD(lr=0.01), "local optimizer")
+
+    def init_server(self, task: Task, model: Model, round: Round) -> Model:
+        return model
+
+    def init_client(self, task: Task, model: Model) -> Model:
+        return model
+
+    def broadcast(self, server: Model, round: Round) -> Message:
+        return Message()
+
+    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[tuple[()], Model]:
+        return (), solve(task, state, data, self.solver)
+
+    def aggregate(self, server: Model, uploads: tuple[()], round: Round) -> tuple[Model, dict[str, Any]]:
+        return server, {}
+
+    def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
+        return state
+
+    def newcomer(self, server: Model, round: Round) -> Message:
+        return Message(shared=server)
+
+    def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
+        return solve(task, message.shared, data, self.solver)

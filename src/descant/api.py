@@ -1,0 +1,76 @@
+"""descant from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from descant import fields
+from descant.algorithm import Algorithm
+from descant.engine.settings import Eval, Train
+from descant.errors import UsageError
+from descant.experiment import run as runs
+from descant.experiment.config import parse_algorithm
+from descant.experiment.run import Observer, Run, Setup
+from descant.federation import Federation
+from descant.models import MODELS, ModelSpec, NetworkSpec, TaskSpec, make_task
+from descant.task import Loss, LossName, Task
+
+
+def run(
+    algorithm: Algorithm | str,
+    *,
+    federation: Federation,
+    model: str | NetworkSpec | TaskSpec | nn.Module | Task = "mclr",
+    loss: LossName | Loss | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    eval: dict[str, Any] | None = None,
+    observer: Observer | None = None,
+    **train: Any,
+) -> Run:
+    """Train a federation; returns the run, with its figures and every client's model.
+
+    `train` are the fields of the [train] section of an experiment: `rounds`, `cohort`, `batch`,
+    `local={"steps": 20}`, `seed`, `backend`, `dtype` and so on; `eval` those of [eval]. With `out` the
+    run is kept in a directory and survives a kill: the same call with `resume=True` continues it (and
+    loads it, if it is finished). Without, it lives in memory.
+    """
+    if not isinstance(federation, Federation):
+        raise UsageError(f"federation must be a Federation, not {type(federation).__name__}: "
+                         "make one with descant.federation(...) or Federation.from_arrays(...)")
+    method = parse_algorithm({"name": algorithm}) if isinstance(algorithm, str) else algorithm
+    settings = fields.parse(Train, train, "train")
+    federation = federation.to(settings.torch_dtype)
+    task = make_task(model, federation, loss=loss, dtype=settings.torch_dtype, seed=settings.seed)
+    if task.dtype != settings.torch_dtype:
+        raise UsageError(f"the task is in {task.dtype}, but train.dtype is {settings.dtype}: make them the same")
+    setup = Setup(method, task, federation, settings, fields.parse(Eval, eval or {}, "eval"),
+                  _origin(federation, model, loss))
+    if not resume:
+        return runs.start(setup, None if out is None else Path(out), observer)
+    if out is None:
+        raise UsageError("resume=True needs the directory of the run as out")
+    if not (Path(out) / "config.toml").exists():
+        return runs.start(setup, Path(out), observer)
+    return runs.resume(Path(out), setup, observer=observer)
+
+
+def _origin(federation: Federation, model: Any, loss: Any) -> dict[str, Any] | None:
+    """The [data] and [model] sections, where everything came from the registries."""
+    spec = MODELS[model]() if isinstance(model, str) else model
+    if federation.origin is None or not isinstance(spec, NetworkSpec | TaskSpec) or callable(loss):
+        return None
+    return {"data": dict(federation.origin), "model": ModelSpec(spec, loss).dump()}
+
+
+def resume(out: str | Path, *, rounds: int | None = None, observer: Observer | None = None) -> Run:
+    """Continue the run in a directory, bit for bit; `rounds` extends it."""
+    return runs.resume(Path(out), None, rounds, observer)
+
+
+def load(out: str | Path) -> Run:
+    """The figures and models of a run from its directory, without going on."""
+    return runs.load(Path(out))

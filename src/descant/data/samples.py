@@ -1,0 +1,35 @@
+"""What a dataset is: hyper-parameters that load as samples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from descant.fields import Checked
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All rows of a dataset, before they are dealt to clients."""
+
+    x: Tensor
+    y: Tensor
+    classes: int | None  # None where y holds real targets
+    owner: np.ndarray | None = None  # per row, the id of the client it naturally belongs to
+    truth: dict[str, Tensor] = field(default_factory=dict)  # what is known about the natural clients
+
+
+class Dataset(Checked, ABC):
+    """Base of all datasets; the first line of a docstring is what `descant list` shows."""
+
+    name: ClassVar[str]
+    natural: ClassVar[bool] = False  # whether the rows have owners
+    default_clients: ClassVar[int] = 20  # a dataset with a fixed number of owners says how many
+
+    @abstractmethod
+    def load(self, clients: int, seed: int) -> Samples:
+        """The samples; `clients` and `seed` matter only to datasets that are drawn."""

@@ -1,0 +1,1 @@
+"""Cohort execution, the client store, rounds, evaluation."""

@@ -1,0 +1,43 @@
+"""Where chunks of clients run: one after another here, vectorised here, or in worker processes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+
+from descant.algorithm import Message
+from descant.engine.work import Job, Outcome, Work, gather
+from descant.tree import Tree, take
+
+
+class Backend(ABC):
+    """Runs a job for any number of clients. All backends give the same results up to rounding."""
+
+    def __init__(self, work: Work, chunk: int) -> None:
+        self.work = work
+        self.chunk = chunk
+
+    @abstractmethod
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+        """The job's results; `message.each` and `states` have a row per client."""
+
+    def close(self) -> None:
+        """Give back what the backend holds."""
+
+    def _chunks(self, clients: np.ndarray) -> Iterator[tuple[int, slice]]:
+        # which clients share a chunk depends on the list alone, never on timing
+        for start in range(0, len(clients), self.chunk):
+            yield start, slice(start, start + self.chunk)
+
+
+class InProcess(Backend):
+    """Chunks in this process: `vectorised`, or with a chunk of one client, the plain `loop`."""
+
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+        return gather([
+            (start, self.work.execute(job, clients[part], number,
+                                      Message(message.shared, take(message.each, part)), take(states, part)))
+            for start, part in self._chunks(clients)
+        ])

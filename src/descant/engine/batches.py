@@ -1,0 +1,210 @@
+"""The batches of a chunk of clients, and one client's view of them.
+
+A chunk is a few clients that are run together. Its clients differ in their numbers of batches and in
+the sizes of these, so index tables are padded to a common shape, and two things make padding
+invisible: rows that only fill up a batch have weight False, and on steps that a client does not have
+its whole carry stays as it was. Which steps and batches are whole for every client is known before
+the chunk runs, so that equal clients pay for neither. The padding of a client is its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant import meter, random
+from descant.federation import Federation, SplitName, Table
+from descant.fields import Checked, hyper
+from descant.errors import UsageError
+from descant.task import Batch, inputs
+from descant.tree import Tree, map_tree
+
+BLOCK = 512  # rows per pass where a whole split is read
+
+
+@dataclass(frozen=True)
+class LocalWork(Checked):
+    """How much a client does in a round: steps or epochs."""
+
+    steps: int | None = hyper(None, "batches per round", low=0)
+    epochs: int | None = hyper(None, "passes over the client's training rows per round", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.steps is None) == (self.epochs is None):
+            raise UsageError("train.local must be either { steps = n } or { epochs = n }")
+
+    def lengths(self, size: int, batch: int) -> np.ndarray:
+        """The sizes of the batches of a client with `size` rows: epoch after epoch, short ones last."""
+        whole, rest = divmod(size, batch)
+        epoch = np.array([batch] * whole + [rest] * (rest > 0), np.int64)
+        if self.epochs is not None:
+            return np.tile(epoch, self.epochs)
+        assert self.steps is not None
+        return np.resize(epoch, self.steps)
+
+
+class ClientTensors(NamedTuple):
+    """What one client's view is made of; with a leading axis, a chunk's."""
+
+    size: Tensor  # [] training rows
+    steps: Tensor  # [] batches
+    key: Tensor  # [] int64, starts the client's random numbers of the round
+    rows: Tensor  # [sum of widths] pool indices of all batches, end to end
+    lengths: Tensor  # [steps of the chunk] real rows in each batch
+    train: Tensor  # [longest] pool indices of the splits, end to end ...
+    validation: Tensor
+    test: Tensor
+    counts: Tensor  # [3] ... and how many of them are real
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a chunk before it runs: nothing here may depend on one client alone."""
+
+    federation: Federation
+    dtype: torch.dtype
+    clients: int
+    widths: tuple[int, ...]  # rows of each batch, padding included
+    whole: tuple[bool, ...]  # whether no active client's batch has padding
+    active: tuple[int, ...]  # how many clients have this step
+    full_pass: int  # gradient steps that a pass over all training rows counts, summed over the chunk
+    draws: bool  # whether the task needs random numbers
+
+
+class View:
+    """One client's data in one round: the `ClientData` of the interface."""
+
+    def __init__(self, plan: Plan, tensors: ClientTensors) -> None:
+        self._plan = plan
+        self._tensors = tensors
+        self.size = tensors.size
+        self.steps = tensors.steps
+
+    def scan(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
+        plan, start, opened = self._plan, 0, meter.current()
+        for t, width in enumerate(plan.widths):
+            rows = self._tensors.rows[start : start + width]
+            start += width
+            weight = None if plan.whole[t] else torch.arange(width) < self._tensors.lengths[t]
+            active = None if plan.active[t] == plan.clients else self.steps > t
+            if opened is not None:
+                opened.stand_for(plan.active[t], active)
+            key = random.fold(self._tensors.key, t) if plan.draws else None
+            moved = step(carry, self._batch(rows, weight, key))
+            carry = moved if active is None else _where(active, moved, carry)
+        if opened is not None:
+            opened.stand_for(plan.clients, None)
+        return carry
+
+    def mean(self, f: Callable[[Batch], Tree], split: Literal["train", "validation"] = "train") -> Tree:
+        rows, count = self._split(split)
+        opened, total = meter.current(), None
+        for start in range(0, len(rows), BLOCK):
+            block = rows[start : start + BLOCK]
+            weight = start + torch.arange(len(block)) < count
+            if opened is not None:  # the first block stands for the whole pass
+                opened.stand_for(self._plan.full_pass if start == 0 else 0, count > start)
+            value = f(self._batch(block, weight, None))
+            share = weight.sum() / count
+            part = map_tree(lambda v, s=share: torch.where(s > 0, v * s.to(v.dtype), 0.0), value)
+            total = part if total is None else map_tree(torch.add, total, part)
+        if opened is not None:
+            opened.stand_for(self._plan.clients, None)
+        return total
+
+    def whole(self, split: SplitName) -> Batch:
+        """All rows of a split as one batch, padded to the longest of the chunk."""
+        rows, count = self._split(split)
+        return self._batch(rows, torch.arange(len(rows)) < count, None)
+
+    def _split(self, split: SplitName) -> tuple[Tensor, Tensor]:
+        part = ("train", "validation", "test").index(split)
+        return getattr(self._tensors, split), self._tensors.counts[part]
+
+    def _batch(self, rows: Tensor, weight: Tensor | None, key: Tensor | None) -> Batch:
+        federation = self._plan.federation
+        return Batch(inputs(federation.x[rows], self._plan.dtype), federation.y[rows], weight, key)
+
+
+def _where(condition: Tensor, new: Tree, old: Tree) -> Tree:
+    return map_tree(lambda a, b: torch.where(condition, a, b), new, old)
+
+
+def plan_chunk(
+    federation: Federation,
+    clients: np.ndarray,
+    *,
+    seed: int,
+    purpose: str,
+    number: int,
+    batch: int | Literal["full"],
+    work: LocalWork,
+    dtype: torch.dtype,
+    draws: bool,
+    splits: tuple[SplitName, ...],
+) -> tuple[Plan, ClientTensors]:
+    """The plan of a chunk and its tensors, with the clients as leading axis.
+
+    The batches of a client depend on (seed, purpose, number, client) and on its own rows only.
+    """
+    sizes = federation.train.sizes[clients]
+    per_pass = [int(n) if batch == "full" else batch for n in sizes]
+    lengths = [work.lengths(int(n), b) for n, b in zip(sizes, per_pass, strict=True)]
+    steps = np.array([len(each) for each in lengths], np.int64)
+    shape = np.zeros((len(clients), steps.max()), np.int64)
+    for k, each in enumerate(lengths):
+        shape[k, : len(each)] = each
+    widths = shape.max(0)
+    starts = np.concatenate([[0], np.cumsum(widths)])
+    is_active = shape > 0
+
+    rows = np.empty((len(clients), int(widths.sum())), np.int64)
+    keys = np.empty(len(clients), np.int64)
+    for k, (client, each) in enumerate(zip(clients, lengths, strict=True)):
+        generator = random.stream(seed, f"batches.{purpose}", number, int(client))
+        keys[k] = generator.integers(2**63)
+        own = federation.train[int(client)]
+        rows[k] = own[0]
+        order = _shuffled(generator, own, int(each.sum()), batch == "full")
+        offset = np.arange(len(order)) - np.repeat(np.cumsum(each) - each, each)
+        rows[k, np.repeat(starts[: len(each)], each) + offset] = order
+
+    tables = {split: _padded(federation.split(split), clients) if split in splits
+              else np.zeros((len(clients), 0), np.int64) for split in ("train", "validation", "test")}
+    counts = np.stack([federation.split(s).sizes[clients] for s in ("train", "validation", "test")], 1)
+    plan = Plan(
+        federation, dtype, len(clients), tuple(widths.tolist()),
+        tuple(((shape == widths) | ~is_active).all(0).tolist()), tuple(is_active.sum(0).tolist()),
+        int(sum(-(-int(n) // b) for n, b in zip(sizes, per_pass, strict=True))),
+        draws,
+    )
+    tensors = ClientTensors(
+        torch.from_numpy(sizes).to(dtype), torch.from_numpy(steps), torch.from_numpy(keys),
+        torch.from_numpy(rows), torch.from_numpy(np.where(is_active, shape, widths)),
+        *(torch.from_numpy(table) for table in tables.values()), torch.from_numpy(counts),
+    )
+    return plan, tensors
+
+
+def _shuffled(generator: np.random.Generator, own: np.ndarray, count: int, in_order: bool) -> np.ndarray:
+    """The first `count` rows of a client's endless sequence of shuffled epochs."""
+    epochs = -(-count // len(own))
+    parts = [own if in_order else generator.permutation(own) for _ in range(epochs)]
+    return np.concatenate([own[:0], *parts])[:count]
+
+
+def _padded(table: Table, clients: np.ndarray) -> np.ndarray:
+    """The clients' rows side by side, short lists filled up with the client's last row."""
+    sizes = table.sizes[clients]
+    longest = int(sizes.max(initial=0))
+    offset = np.minimum(np.arange(longest)[None, :], np.maximum(sizes - 1, 0)[:, None])
+    if not len(table.indices):
+        return np.zeros((len(clients), 0), np.int64)
+    at = np.minimum(table.offsets[clients][:, None] + offset, len(table.indices) - 1)
+    return np.asarray(table.indices[at])

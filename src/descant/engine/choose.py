@@ -1,0 +1,121 @@
+"""Which backend: as the user says, or by a quick measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from descant.algorithm import Message
+from descant.engine.backend import Backend, InProcess
+from descant.engine.batches import LocalWork
+from descant.engine.processes import Processes, Templates
+from descant.engine.rounds import Training
+from descant.engine.settings import Train
+from descant.engine.work import Job, Outcome, Work
+from descant.tree import leaves, take
+
+# A chunk's matrix of parameters should stay near the processor: more clients per chunk save nothing
+# once the arithmetic outweighs the overhead of an operation, and cost memory traffic.
+CHUNK_BYTES = 8 * 2**20
+PROBE_STEPS = 3  # batches per client in a measurement
+
+
+class Measured(NamedTuple):
+    """A way to run the clients, with its cost in seconds per client and batch."""
+
+    backend: str
+    chunk: int
+    workers: int
+    seconds: float
+
+
+def templates(training: Training) -> Templates:
+    """One row of everything that travels; also lets every job show the form of its result."""
+    work = training.work
+    facts = training.round_of(np.zeros(1, np.int64))
+    message = work.algorithm.broadcast(training.server, facts)
+    newcomer = Message(work.algorithm.newcomer(training.server, facts).shared)
+    state = training.store.template
+    jobs: tuple[Job, ...] = ("local", "score", "personalize")
+    for job in jobs:
+        work.rehearse(job, message, state)
+    for job in ("score_newcomer", "adapt"):
+        work.rehearse(job, newcomer, state)
+    return Templates(Message(message.shared, take(message.each, 0)), newcomer, state)
+
+
+def fitted_chunk(work: Work) -> int:
+    """How many clients to run together."""
+    bytes_per_client = work.task.dim * torch.finfo(work.task.dtype).bits // 8
+    return max(1, min(64, CHUNK_BYTES // bytes_per_client))
+
+
+def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
+    """The backend, the settings with every choice written down, and what was measured if it was."""
+    train, work = training.train, training.work
+    forms = templates(training)
+    population = work.federation.population
+    cohort = population if train.participation == "all" else train.cohort_size(population)
+    workers = train.workers or os.cpu_count() or 1
+    chunk = train.chunk or min(fitted_chunk(work), cohort)
+    measured: list[Measured] = []
+    name = train.backend
+    if name == "auto":
+        measured = measure(training, forms, cohort, chunk, workers)
+        best = min(measured, key=lambda m: m.seconds)
+        name, chunk = best.backend, best.chunk  # type: ignore[assignment]
+    elif name == "processes" and train.chunk is None:
+        chunk = min(chunk, -(-cohort // workers))  # something for every worker
+    if name == "loop":
+        settled = dataclasses.replace(train, backend=name, chunk=None, workers=None)
+        return InProcess(work, 1), settled, measured
+    if name == "vectorised":
+        settled = dataclasses.replace(train, backend=name, chunk=chunk, workers=None)
+        return InProcess(work, chunk), settled, measured
+    settled = dataclasses.replace(train, backend="processes", chunk=chunk, workers=workers)
+    return Processes(work, chunk, workers, forms), settled, measured
+
+
+def measure(training: Training, forms: Templates, cohort: int, chunk: int, workers: int) -> list[Measured]:
+    """Time a few batches of the first cohort in each way that can pay."""
+    work, algorithm = training.work, training.work.algorithm
+    probe = dataclasses.replace(work, local=LocalWork(steps=PROBE_STEPS))
+
+    def seconds(backend: Backend, count: int) -> tuple[float, Outcome]:
+        clients = np.arange(count)
+        message = algorithm.broadcast(training.server, training.round_of(clients))
+        states = training.store.read(clients)
+        backend.run("local", clients, 0, message, states)  # the first call pays for caches and set-up
+        start = time.perf_counter()
+        outcome = backend.run("local", clients, 0, message, states)
+        return (time.perf_counter() - start) / (len(clients) * PROBE_STEPS), outcome
+
+    loop, expected = seconds(InProcess(probe, 1), min(2, cohort))
+    found = [Measured("loop", 1, 1, loop)]
+    if chunk > 1:
+        together, outcome = seconds(InProcess(probe, chunk), chunk)
+        # a module that mixes samples, or draws its own random numbers, is right in the loop only
+        if _agree(expected, outcome):
+            found.append(Measured("vectorised", chunk, 1, together))
+    best = min(found, key=lambda m: m.seconds)
+    per_worker = min(best.chunk, -(-cohort // workers))
+    if workers > 1 and cohort > 1:
+        processes = Processes(probe, per_worker, workers, forms)
+        try:
+            found.append(Measured("processes", per_worker, workers,
+                                  seconds(processes, min(cohort, workers * per_worker))[0]))
+        finally:
+            processes.close()
+    return found
+
+
+def _agree(alone: Outcome, together: Outcome) -> bool:
+    """Whether the clients that both ways ran came out alike, up to rounding."""
+    both = min(len(alone.done), len(together.done))
+    pairs = zip(leaves(take(alone.values, slice(both))), leaves(take(together.values, slice(both))), strict=True)
+    return both > 0 and all(torch.allclose(a, b, rtol=1e-2, atol=1e-3) for (_, a), (_, b) in pairs)

@@ -1,0 +1,156 @@
+"""How well the clients are served: personal and global models on the clients' own held-out data."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from descant.engine.backend import Backend
+from descant.engine.batches import BLOCK
+from descant.engine.rounds import Training
+from descant.engine.settings import Eval
+from descant.engine.work import Scores
+from descant.federation import Federation, SplitName
+from descant.random import stream
+from descant.task import Batch, Task, inputs
+from descant.vector import Model
+
+HIGHER_IS_BETTER = {"loss": False, "mse": False, "r2": True, "accuracy": True, "balanced_accuracy": True}
+
+
+class Evaluation(NamedTuple):
+    """The figures of every evaluated client; NaN where a client has no rows in a split."""
+
+    number: int
+    clients: np.ndarray  # [n]
+    newcomer: np.ndarray  # [n] bool: never took part, scored by the newcomer rule
+    metrics: tuple[str, ...]
+    personal: Scores  # each [n, metrics]
+    shared: Scores | None  # of the global model; each [n, metrics]
+    pooled: Tensor | None  # [metrics] of the global model on the union of the test splits
+    failed: dict[int, str]  # client -> why it could not be scored
+
+
+def evaluated_clients(population: int, settings: Eval, seed: int) -> np.ndarray:
+    """All clients, or a sample that stays the same in every round."""
+    if settings.clients is None or settings.clients >= population:
+        return np.arange(population)
+    return np.sort(stream(seed, "evaluated").choice(population, settings.clients, replace=False))
+
+
+def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evaluation:
+    """Score the present state, with the message that the server would send now."""
+    work, store = training.work, training.store
+    names = work.task.metric_names
+    personal = Scores(*(torch.full((len(clients), len(names)), torch.nan, dtype=work.task.dtype)
+                        for _ in Scores._fields))
+    newcomer = ~store.took_part(clients)
+    failed: dict[int, str] = {}
+    for is_new, at in ((False, np.flatnonzero(~newcomer)), (True, np.flatnonzero(newcomer))):
+        if not len(at):
+            continue
+        group = clients[at]
+        facts = training.round_of(group)
+        message = (work.algorithm.newcomer if is_new else work.algorithm.broadcast)(training.server, facts)
+        outcome = backend.run("score_newcomer" if is_new else "score", group, training.number, message,
+                              store.read(group))
+        if len(outcome.done):
+            for whole, part in zip(personal, outcome.values, strict=True):
+                whole[torch.from_numpy(at[outcome.done])] = part
+        failed |= {int(group[k]): why for k, why in outcome.failed.items()}
+
+    model = work.algorithm.global_model(training.server)
+    shared, pooled = None, None
+    if model is not None:
+        shared, pooled = _score_one_model(work.task, model, work.federation, clients)
+    return Evaluation(training.number, clients, newcomer, names, personal, shared, pooled, failed)
+
+
+def _score_one_model(task: Task, model: Model, federation: Federation, clients: np.ndarray
+                     ) -> tuple[Scores, Tensor | None]:
+    """One model for all: predict each row once, then look at the rows of each client, and of all."""
+    scores, pooled = [], None
+    splits: tuple[SplitName, ...] = ("validation", "test")
+    for split in splits:
+        table = federation.split(split)
+        sizes = table.sizes[clients]
+        rows = np.concatenate([np.zeros(0, np.int64), *(table[int(c)] for c in clients)])
+        if not len(rows):
+            scores.append(torch.full((len(clients), len(task.metric_names)), torch.nan, dtype=task.dtype))
+            continue
+        x, y = inputs(federation.x[rows], task.dtype), federation.y[rows]
+        with torch.no_grad():
+            outputs = torch.cat([task.predict(model, block) for block in x.split(BLOCK)])
+            # [clients, longest]: the place of each client's rows in the list of all
+            starts = np.cumsum(sizes) - sizes
+            place = starts[:, None] + np.minimum(np.arange(sizes.max()), np.maximum(sizes - 1, 0)[:, None])
+            at = torch.from_numpy(np.minimum(place, len(rows) - 1))
+            real = torch.from_numpy(np.arange(sizes.max()) < sizes[:, None])
+
+            def one(at: Tensor, real: Tensor, x: Tensor = x, y: Tensor = y, outputs: Tensor = outputs
+                    ) -> Tensor:
+                return task.metrics(outputs[at], Batch(x[at], y[at], real))
+
+            scores.append(vmap(one, chunk_size=256)(at, real))
+            if split == "test":
+                pooled = task.metrics(outputs, Batch(x, y))
+    return Scores(*scores), pooled
+
+
+def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
+    """The figures of a round for people and files: {"personal": ..., "global": ...}."""
+    n_of = {"validation": federation.validation.sizes, "test": federation.test.sizes}
+
+    def figures(scores: Scores) -> dict[str, Any]:
+        return {
+            short: {
+                name: _spread(values[:, k].double().numpy(), n_of[split][evaluation.clients], name)
+                for k, name in enumerate(evaluation.metrics)
+            }
+            for short, split, values in (("test", "test", scores.test), ("val", "validation", scores.validation))
+        }
+
+    summary: dict[str, Any] = {"personal": figures(evaluation.personal) | {
+        "clients": len(evaluation.clients), "newcomers": int(evaluation.newcomer.sum()),
+        "failed": len(evaluation.failed),
+        "without_val": int((n_of["validation"][evaluation.clients] == 0).sum())}}
+    if evaluation.shared is not None:
+        summary["global"] = figures(evaluation.shared)
+        if evaluation.pooled is not None:
+            summary["global"]["pooled"] = dict(
+                zip(evaluation.metrics, evaluation.pooled.double().tolist(), strict=True))
+    return summary
+
+
+def _spread(values: np.ndarray, sizes: np.ndarray, name: str) -> dict[str, float | None]:
+    """Mean, sample-weighted mean, standard deviation and worst decile over the clients that have it."""
+    known = np.isfinite(values)
+    if not known.any():
+        return dict.fromkeys(("mean", "weighted", "std", "worst_decile"))
+    values, sizes = values[known], sizes[known]
+    worst_first = np.sort(values) if HIGHER_IS_BETTER[name] else np.sort(values)[::-1]
+    decile = worst_first[: -(-len(values) // 10)]
+    return {
+        "mean": float(values.mean()),
+        "weighted": float((values * sizes).sum() / sizes.sum()),
+        "std": float(values.std()),
+        "worst_decile": float(decile.mean()),
+    }
+
+
+def selection_key(evaluation: Evaluation) -> tuple[float, ...] | None:
+    """What the best round maximises: mean validation figures of the personal models; never test.
+
+    Accuracy (or R2) first, the loss to break ties. None without validation data.
+    """
+    means = np.nanmean(evaluation.personal.validation.double().numpy(), axis=0) \
+        if bool(torch.isfinite(evaluation.personal.validation[:, 0]).any()) else None
+    if means is None:
+        return None
+    figures = dict(zip(evaluation.metrics, means.tolist(), strict=True))
+    first = [figures["accuracy"]] if "accuracy" in figures else []
+    return (*first, -figures["loss"])

@@ -1,0 +1,185 @@
+"""Chunks in worker processes, one thread each.
+
+The pool of samples is in memory that all processes share (forked pages, or torch's shared memory);
+what a chunk needs and gives travels through one shared buffer per worker, and only a few words through
+a pipe. On Linux workers are forked, so that modules and methods defined in a notebook work too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import sys
+from collections import deque
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.multiprocessing
+from torch import Tensor
+
+from descant.algorithm import Message
+from descant.engine.backend import Backend
+from descant.engine.work import Job, Outcome, Work, gather
+from descant.errors import DescantError
+from descant.tree import Tree, leaves, map_tree, nbytes, rebuild, take
+
+_ALIGN = 64
+
+
+class Slot(NamedTuple):
+    """A worker's shared buffers: what it is given, and what it gives back."""
+
+    inputs: Tensor  # uint8
+    outputs: Tensor  # uint8
+
+
+class Templates(NamedTuple):
+    """One row of everything that travels."""
+
+    message: Message
+    newcomer: Message
+    state: Tree
+
+
+class Processes(Backend):
+    def __init__(self, work: Work, chunk: int, workers: int, templates: Templates) -> None:
+        super().__init__(work, chunk)
+        self._templates = templates
+        context = torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        given = max(_room(m.shared, 1) + _room(m.each, chunk) for m in templates[:2])
+        given += _room(templates.state, chunk)
+        made = max(_room(template, chunk) for template in work.templates.values())
+        self._workers: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._slots: list[Slot] = []
+        for _ in range(workers):
+            slot = Slot(*(torch.zeros(size, dtype=torch.uint8).share_memory_() for size in (given, made)))
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(work, templates, slot, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append(process)
+            self._pipes.append(ours)
+            self._slots.append(slot)
+
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+        waiting = deque(self._chunks(clients))
+        idle = list(range(len(self._workers)))
+        busy: dict[Connection, tuple[int, int]] = {}  # pipe -> (worker, first client)
+        outcomes = []
+        while waiting or busy:
+            while waiting and idle:
+                worker = idle.pop()
+                start, part = waiting.popleft()
+                own = Message(message.shared, take(message.each, part))
+                _pack(self._slots[worker].inputs, (own, take(states, part)))
+                self._send(worker, (job, clients[part], number))
+                busy[self._pipes[worker]] = (worker, start)
+            for pipe in wait(list(busy)):
+                worker, start = busy.pop(pipe)  # type: ignore[index, call-overload]
+                done, failed, grad_steps = self._receive(worker)
+                rows = map_tree(lambda t, n=len(done): t.expand(n, *t.shape), self.work.templates[job])
+                values = _unpack(self._slots[worker].outputs, rows, copy=True) if len(done) else ()
+                outcomes.append((start, Outcome(done, values, failed, grad_steps)))
+                idle.append(worker)
+        return gather(sorted(outcomes, key=lambda outcome: outcome[0]))
+
+    def _send(self, worker: int, order: tuple[Job, np.ndarray, int]) -> None:
+        try:
+            self._pipes[worker].send(order)
+        except OSError:
+            raise self._death(worker) from None
+
+    def _receive(self, worker: int) -> tuple[np.ndarray, dict[int, str], int]:
+        try:
+            answer = self._pipes[worker].recv()
+        except (EOFError, OSError):
+            raise self._death(worker) from None
+        if isinstance(answer, str):
+            raise DescantError(f"a worker process failed: {answer}")
+        return answer  # type: ignore[no-any-return]
+
+    def _death(self, worker: int) -> DescantError:
+        self._workers[worker].join(1)
+        code = self._workers[worker].exitcode
+        cause = "it was killed, perhaps for want of memory" if code == -9 else f"exit code {code}"
+        return DescantError(f"a worker process ended unexpectedly ({cause}); "
+                            "resume the run with fewer workers or a smaller chunk")
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+            pipe.close()
+        for process in self._workers:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+        self._workers, self._pipes, self._slots = [], [], []
+
+
+def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> None:
+    """The life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while True:
+        # other workers hold copies of the pipe's far end, so that its closing cannot be relied on
+        ready = wait([pipe, parent.sentinel])
+        if pipe not in ready:
+            return
+        try:
+            order = pipe.recv()
+        except EOFError:
+            return
+        if order is None:
+            return
+        pipe.send(_answer(work, templates, slot, *order))
+
+
+def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.ndarray, number: int) -> Any:
+    message, newcomer, state = templates
+    sent = newcomer if job in ("score_newcomer", "adapt") else message
+
+    def row(t: Tensor) -> Tensor:
+        return t.expand(len(clients), *t.shape)
+
+    form = (Message(sent.shared, map_tree(row, sent.each)), map_tree(row, state))
+    try:
+        own, states = _unpack(slot.inputs, form, copy=False)
+        done, values, failed, grad_steps = work.execute(job, clients, number, own, states)
+        if len(done):
+            _pack(slot.outputs, values)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return done, failed, grad_steps
+
+
+def _room(template: Tree, rows: int) -> int:
+    """How many bytes rows of this form take in a buffer, alignment included."""
+    return rows * nbytes(template) + _ALIGN * (1 + sum(1 for _ in leaves(template)))
+
+
+def _pack(buffer: Tensor, tree: Tree) -> None:
+    """Write the tensors of a tree into a buffer, end to end."""
+    offset = 0
+    for _, leaf in leaves(tree):
+        size = leaf.numel() * leaf.element_size()
+        if size:
+            buffer[offset : offset + size].view(leaf.dtype).view(leaf.shape).copy_(leaf)
+        offset = -(-(offset + size) // _ALIGN) * _ALIGN
+
+
+def _unpack(buffer: Tensor, form: Tree, copy: bool) -> Tree:
+    """Read a tree of the given form from a buffer."""
+    found, offset = {}, 0
+    for name, leaf in leaves(form):
+        size = leaf.numel() * leaf.element_size()
+        part = buffer[offset : offset + size].view(leaf.dtype).view(leaf.shape)
+        found[name] = part.clone() if copy else part
+        offset = -(-(offset + size) // _ALIGN) * _ALIGN
+    return rebuild(form, found)

@@ -1,0 +1,148 @@
+"""Rounds: sample a cohort, let it work, check what comes back, aggregate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.algorithm import Message, Round
+from descant.engine.backend import Backend
+from descant.engine.settings import Train
+from descant.engine.store import ClientStore
+from descant.engine.work import LocalResult, Work
+from descant.errors import DescantError, UsageError
+from descant.random import stream
+from descant.tree import Tree, leaves, nbytes, take
+
+
+class RoundReport(NamedTuple):
+    """What a round came to."""
+
+    number: int
+    participants: int  # clients that trained
+    rejected: dict[int, str]  # client -> why its upload was not taken
+    grad_steps: int
+    bytes_down: int
+    bytes_up: int
+    loss: float  # mean over the accepted clients of the training loss on the way
+    info: dict[str, Any]  # what the method reports
+
+
+class NobodyLeft(DescantError):
+    """No upload of a round could be taken."""
+
+
+class Training:
+    """The state of a run, and how a round changes it. No files are touched here but the store's."""
+
+    def __init__(self, work: Work, train: Train, directory: Path | None = None) -> None:
+        self.work = work
+        self.train = train
+        self.number = 0
+        federation = work.federation
+        self._cohort_size = train.cohort_size(federation.population)
+        if (work.algorithm.tracking and train.participation == "all"
+                and self._cohort_size < federation.population):
+            raise UsageError(f'train.participation = "all" does not fit {work.algorithm.name}: its clients\' '
+                             "states may move only when their uploads are aggregated; "
+                             'use "cohort", or cohort = "all"')
+        self.initial = work.task.init()
+        everyone = np.arange(federation.population)
+        self.server: Tree = work.algorithm.init_server(work.task, self.initial, self.round_of(everyone))
+        self.store = ClientStore(work.algorithm.init_client(work.task, self.initial),
+                                 federation.population, directory)
+
+    def round_of(self, clients: np.ndarray) -> Round:
+        """The facts of the present round for a group of clients."""
+        sizes = torch.from_numpy(self.work.federation.train.sizes[clients]).to(self.work.task.dtype)
+        return Round(self.train.seed, self.number, torch.from_numpy(clients), sizes,
+                     self.work.federation.population)
+
+    def sample(self) -> tuple[np.ndarray, np.ndarray]:
+        """This round's cohort, and who trains; both ascending, without those who dropped out."""
+        population = self.work.federation.population
+        generator = stream(self.train.seed, "cohort", self.number)
+        cohort = np.sort(generator.choice(population, self._cohort_size, replace=False))
+        trained = np.arange(population) if self.train.participation == "all" else cohort
+        if self.train.drop:
+            stay = len(cohort) - min(round(self.train.drop * len(cohort)), len(cohort) - 1)
+            cohort = np.sort(generator.choice(cohort, stay, replace=False))
+            others = np.setdiff1d(trained, cohort)
+            others = others[generator.random(len(others)) >= self.train.drop]
+            trained = np.union1d(cohort, others)
+        return cohort, trained
+
+    def play(self, backend: Backend) -> RoundReport:
+        """One round. The new client states are staged in the store, not yet written."""
+        self.number += 1
+        with _undone_on_failure(self):
+            return self._play(backend)
+
+    def _play(self, backend: Backend) -> RoundReport:
+        cohort, trained = self.sample()
+        message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
+        done, result, failed, grad_steps = backend.run(
+            "local", trained, self.number, message, self.store.read(trained))
+        wrong = _not_finite(result) if len(done) else {}
+        rejected = {int(trained[k]): why for k, why in failed.items()}
+        rejected |= {int(trained[done[k]]): why for k, why in wrong.items()}
+        kept = np.setdiff1d(np.arange(len(done)), list(wrong))
+        accepted = trained[done[kept]]
+        counted = np.isin(accepted, cohort)
+        if not counted.any():
+            client, why = next(iter(rejected.items()))
+            raise NobodyLeft(f"no upload of round {self.number} could be taken; client "
+                             f"{self.work.federation.names[client]!r}: {why}")
+
+        taken: LocalResult = take(result, torch.from_numpy(kept))
+        uploads = take(taken.upload, torch.from_numpy(np.flatnonzero(counted)))
+        server, info = self.work.algorithm.aggregate(self.server, uploads, self.round_of(accepted[counted]))
+        if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
+            raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
+                               "all uploads were: the training diverges; try smaller steps")
+        self.server = server
+        self.store.stage(accepted, taken.state, self.number)
+        sent = int(np.isin(trained[done], cohort).sum())
+        return RoundReport(
+            self.number, len(trained), rejected, grad_steps,
+            _bytes_down(message, len(trained)), sent * nbytes(take(taken.upload, 0)),
+            float(taken.loss.nanmean()), info,
+        )
+
+
+@contextmanager
+def _undone_on_failure(training: Training) -> Iterator[None]:
+    """A round that fails, or is interrupted, has not happened."""
+    server, last_round = training.server, training.store.last_round.copy()
+    try:
+        yield
+    except BaseException:
+        training.number -= 1
+        training.server = server
+        training.store.last_round[:] = last_round
+        raise
+
+
+def _not_finite(result: LocalResult) -> dict[int, str]:
+    """Which rows hold NaN or infinity, and where."""
+    wrong: dict[int, str] = {}
+    for part in ("upload", "state"):
+        for name, rows in leaves(getattr(result, part), part):
+            finite = _finite_rows(rows)
+            for k in torch.nonzero(~finite).flatten().tolist():
+                wrong.setdefault(k, f"{name} is not finite")
+    return wrong
+
+
+def _finite_rows(rows: Tensor) -> Tensor:
+    return torch.isfinite(rows).reshape(len(rows), -1).all(1)
+
+
+def _bytes_down(message: Message, clients: int) -> int:
+    return clients * nbytes(message.shared) + nbytes(message.each)

@@ -1,0 +1,52 @@
+"""What is common to all methods: the [train] and [eval] sections of an experiment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from descant.engine.batches import LocalWork
+from descant.errors import UsageError
+from descant.fields import Checked, hyper
+
+
+@dataclass(frozen=True)
+class Train(Checked):
+    rounds: int = hyper(50, "rounds of training", low=1)
+    cohort: int | Literal["all"] = hyper("all", "clients sampled in each round", low=1)
+    batch: int | Literal["full"] = hyper(20, "samples in a batch", low=1)
+    local: LocalWork = hyper(LocalWork(steps=20), "a client's work in a round: { steps = n } or { epochs = n }")
+    participation: Literal["cohort", "all"] = hyper(
+        "cohort", "who trains: the cohort, or everyone with only the cohort aggregated")
+    drop: float = hyper(0.0, "share of each round's clients that drop out at random before they start",
+                        low=0, below=1)
+    seed: int = hyper(0, "seed of sampling, batches and initial model", low=0)
+    dtype: Literal["float32", "float64"] = hyper("float32", "precision of the models")
+    backend: Literal["auto", "loop", "vectorised", "processes"] = hyper(
+        "auto", "how clients are run; auto measures once")
+    chunk: int | None = hyper(None, "clients run together (vectorised, processes); absent: fitted to the model",
+                              low=1)
+    workers: int | None = hyper(None, "worker processes (processes); absent: one per core", low=1)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    def cohort_size(self, population: int) -> int:
+        if self.cohort == "all":
+            return population
+        if self.cohort > population:
+            raise UsageError(f"train.cohort is {self.cohort}, but the federation has only {population} clients: "
+                             f'take at most {population}, or "all"')
+        return self.cohort
+
+
+@dataclass(frozen=True)
+class Eval(Checked):
+    every: int = hyper(5, "rounds between evaluations; the last round is always evaluated", low=1)
+    clients: int | None = hyper(None, "size of a fixed sample of clients to evaluate; absent: all", low=1)
+
+    def due(self, number: int, rounds: int) -> bool:
+        return number % self.every == 0 or number == rounds

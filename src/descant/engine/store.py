@@ -1,0 +1,151 @@
+"""The states of all clients, one row each, made only when a client first takes part.
+
+Rows lie in memory or in sparse files (one per tensor of the state, row = client), so that a client
+that never took part costs nothing. A round's new rows are staged: they can be read at once, and reach
+the arrays only with `write`, after whoever keeps a journal has made them safe.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.errors import DescantError
+from descant.tree import Tree, leaves, map_tree, rebuild
+
+
+class Array(Protocol):
+    """One tensor of the state of every client."""
+
+    def read(self, clients: np.ndarray) -> Tensor:
+        """The clients' rows, as a copy."""
+
+    def write(self, clients: np.ndarray, rows: Tensor) -> None:
+        """Replace the clients' rows; durable when it returns, where that means anything."""
+
+
+class MemoryArray:
+    def __init__(self, template: Tensor, population: int) -> None:
+        # zeros come from the system page by page, when they are touched
+        self._rows = np.zeros((population, *template.shape), template.numpy().dtype)
+
+    def read(self, clients: np.ndarray) -> Tensor:
+        return torch.from_numpy(self._rows[clients])
+
+    def write(self, clients: np.ndarray, rows: Tensor) -> None:
+        self._rows[clients] = rows.numpy()
+
+
+class MappedArray:
+    """Rows in a sparse file: read through a memory map, written by `pwrite`.
+
+    Writing through the map would end in SIGBUS on a full disk, where `pwrite` fails with an error;
+    and flushing a large map costs by its size, where `fdatasync` costs by what was written.
+    """
+
+    def __init__(self, template: Tensor, population: int, path: Path) -> None:
+        self._row_bytes = template.numel() * template.element_size()
+        dtype = template.numpy().dtype
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(self._file, population * self._row_bytes)
+        self._rows = np.memmap(path, dtype, "r", shape=(population, *template.shape))
+
+    def read(self, clients: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.array(self._rows[clients]))
+
+    def write(self, clients: np.ndarray, rows: Tensor) -> None:
+        for client, row in zip(clients.tolist(), rows.contiguous().numpy(), strict=True):
+            _write_all(self._file, row.tobytes(), client * self._row_bytes)
+        os.fdatasync(self._file)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+
+def require_files(directory: Path, template: Tree, population: int) -> None:
+    """Make sure that a store's files are there and whole, before they are opened."""
+    for name, leaf in leaves(template):
+        path, size = directory / f"{name}.bin", population * leaf.numel() * leaf.element_size()
+        found = path.stat().st_size if path.exists() else 0
+        if found != size:
+            raise DescantError(f"the checkpoint is damaged: {path} has {found} bytes, expected {size}; restore "
+                               "it from a copy, or start the run anew")
+
+
+def _write_all(file: int, data: bytes, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], offset + done)
+
+
+class Staged(NamedTuple):
+    clients: np.ndarray  # ascending
+    rows: Tree  # [clients, ...]
+
+
+class ClientStore:
+    """The states of the population; those who never took part are in the state `template`."""
+
+    def __init__(self, template: Tree, population: int, directory: Path | None = None) -> None:
+        self.template = template
+        self.population = population
+        self.last_round = np.zeros(population, np.int64)  # the last one that counted; 0: never took part
+        self.staged = Staged(np.zeros(0, np.int64), map_tree(lambda t: t[None][:0], template))
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+        self._arrays: dict[str, Array] = {
+            name: MemoryArray(leaf, population) if directory is None
+            else MappedArray(leaf, population, directory / f"{name}.bin")
+            for name, leaf in leaves(template) if leaf.numel()  # what has no elements needs no row
+        }
+
+    def took_part(self, clients: np.ndarray) -> np.ndarray:
+        return self.last_round[clients] > 0
+
+    def read(self, clients: np.ndarray) -> Tree:
+        """The states of clients (ascending), with a leading axis."""
+        known = self.took_part(clients)
+        is_staged = np.isin(clients, self.staged.clients)
+        stored, from_stage = np.flatnonzero(known & ~is_staged), np.flatnonzero(is_staged)
+        at = torch.from_numpy(np.searchsorted(self.staged.clients, clients[from_stage]))
+        staged_rows = dict(leaves(self.staged.rows))
+
+        def fetch(name: str, leaf: Tensor) -> Tensor:
+            rows = leaf.expand(len(clients), *leaf.shape)
+            if not leaf.numel() or not known.any():
+                return rows
+            rows = rows.clone()
+            rows[torch.from_numpy(stored)] = self._arrays[name].read(clients[stored])
+            rows[torch.from_numpy(from_stage)] = staged_rows[name][at]
+            return rows
+
+        return rebuild(self.template, {name: fetch(name, leaf) for name, leaf in leaves(self.template)})
+
+    def stage(self, clients: np.ndarray, rows: Tree, number: int) -> None:
+        """New states of clients (ascending) after round `number`."""
+        self.staged = Staged(clients, rows)
+        self.last_round[clients] = number
+
+    def write(self) -> None:
+        """Move the staged rows into the arrays."""
+        self._write(self.staged.clients, self.staged.rows)
+        self.staged = Staged(self.staged.clients[:0], map_tree(lambda t: t[:0], self.staged.rows))
+
+    def follow(self, other: ClientStore, clients: np.ndarray) -> None:
+        """Take over the states of some clients, and all the rest of the bookkeeping, from another store."""
+        for start in range(0, len(clients), 256):  # bounded memory, whatever the population
+            part = clients[start : start + 256]
+            self._write(part, other.read(part))
+        self.last_round[:] = other.last_round
+
+    def _write(self, clients: np.ndarray, rows: Tree) -> None:
+        if len(clients):
+            for name, leaf in leaves(rows):
+                if name in self._arrays:
+                    self._arrays[name].write(clients, leaf)

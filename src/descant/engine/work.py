@@ -1,0 +1,217 @@
+"""What there is to do for ONE client, lifted over a chunk of clients.
+
+Every backend, in whatever process, runs chunks through `Work.execute`; that is why all of them give
+the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from descant.algorithm import Algorithm, Message
+from descant.engine.batches import BLOCK, LocalWork, Plan, View, plan_chunk
+from descant.errors import DescantError
+from descant.federation import Federation, SplitName
+from descant.meter import metered
+from descant.task import Task
+from descant.tree import Tree, concat, leaves, map_tree, stack, take
+
+Job: TypeAlias = Literal["local", "score", "score_newcomer", "personalize", "adapt"]
+
+
+class LocalResult(NamedTuple):
+    """What a client's work of a round gives."""
+
+    upload: Tree
+    state: Tree
+    loss: Tensor  # [] mean training loss on the way
+
+
+class Scores(NamedTuple):
+    """The figures `task.metric_names` of one client's predictions."""
+
+    validation: Tensor  # [metrics]
+    test: Tensor  # [metrics]
+
+
+class Outcome(NamedTuple):
+    """The results of some clients: `values` has a row for each of `done`; `failed` says why not."""
+
+    done: np.ndarray  # positions in the list of clients that was asked for
+    values: Tree
+    failed: dict[int, str]  # position -> reason
+    grad_steps: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """One experiment's work: who does what to which data, by which streams of random numbers."""
+
+    algorithm: Algorithm
+    task: Task
+    federation: Federation
+    seed: int
+    batch: int | Literal["full"]
+    local: LocalWork
+    templates: dict[Job, Tree] = field(default_factory=dict)  # filled by `rehearse`
+
+    def execute(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+        """Run one chunk. `message.each` and `states` have a row per client."""
+        if len(clients) > 1:
+            try:
+                values, grad_steps = self._together(job, clients, number, message, states)
+                return Outcome(np.arange(len(clients)), values, {}, grad_steps)
+            except Exception:
+                pass  # somebody in this chunk fails: find out who, one by one
+        return self._one_by_one(job, clients, number, message, states)
+
+    def _one_by_one(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+        done, rows, failed, grad_steps = [], [], {}, 0
+        for k in range(len(clients)):
+            own = Message(message.shared, take(message.each, k))
+            try:
+                value, steps = self._alone(job, int(clients[k]), number, own, take(states, k))
+            except Exception as error:
+                failed[k] = _reason(error)
+                continue
+            grad_steps += steps
+            if wrong := _misfit(value, self.templates.get(job)):
+                failed[k] = wrong
+                continue
+            done.append(k)
+            rows.append(value)
+        values = stack(rows) if rows else ()
+        return Outcome(np.array(done, np.int64), values, failed, grad_steps)
+
+    def _together(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
+                  ) -> tuple[Tree, int]:
+        plan, tensors = self._plan(job, clients, number)
+        with torch.no_grad(), metered(plan.clients) as meter:
+
+            def one(each: Tree, state: Tree, own: Any) -> Tree:
+                return _JOBS[job](self, Message(message.shared, each), state, View(plan, own), meter)
+
+            values = vmap(one)(message.each, states, tensors)
+        return values, meter.grad_steps
+
+    def _alone(self, job: Job, client: int, number: int, message: Message, state: Tree) -> tuple[Tree, int]:
+        plan, tensors = self._plan(job, np.array([client]), number)
+        own = take(tensors, 0)
+        # what a user's module draws by itself is at least repeatable
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), metered(1) as meter:
+            torch.manual_seed(int(own.key))
+            value = _JOBS[job](self, message, state, View(plan, own), meter)
+        return value, meter.grad_steps
+
+    def _plan(self, job: Job, clients: np.ndarray, number: int) -> tuple[Plan, Any]:
+        work, splits = self.local, _SPLITS[job]
+        if job != "local" and (steps := self.algorithm.personal_steps()) is not None:
+            work = LocalWork(steps=steps)
+        purpose = "local" if job == "local" else "personal"
+        return plan_chunk(self.federation, clients, seed=self.seed, purpose=purpose, number=number,
+                          batch=self.batch, work=work, dtype=self.task.dtype, draws=self.task.draws, splits=splits)
+
+    def rehearse(self, job: Job, message: Message, state: Tree) -> None:
+        """Learn the shape of a job's result from a client that has no batches, which costs nothing.
+
+        `message.each` has one row. A client that fails here is no reason to stop: the next is asked.
+        """
+        own = Message(message.shared, take(message.each, 0))
+        quiet = Work(self.algorithm, self.task, self.federation, self.seed, self.batch, LocalWork(steps=0))
+        error: Exception | None = None
+        for client in range(min(self.federation.population, 5)):
+            try:
+                value, _ = quiet._alone(job, client, 0, own, state)
+            except Exception as failure:
+                error = error or failure
+                continue
+            self.templates[job] = map_tree(torch.zeros_like, value)
+            return
+        raise DescantError(f"{self.algorithm.name} fails on every client that was tried: "
+                           f"{_reason(error)}") from error
+
+
+def gather(outcomes: list[tuple[int, Outcome]]) -> Outcome:
+    """The outcome of all chunks; each comes with the position of its first client."""
+    parts = [outcome.values for _, outcome in outcomes if len(outcome.done)]
+    return Outcome(
+        np.concatenate([np.zeros(0, np.int64), *(start + o.done for start, o in outcomes)]),
+        concat(parts) if parts else (),
+        {start + k: reason for start, o in outcomes for k, reason in o.failed.items()},
+        sum(o.grad_steps for _, o in outcomes),
+    )
+
+
+def _local(work: Work, message: Message, state: Tree, data: View, meter: Any) -> LocalResult:
+    upload, state = work.algorithm.local(work.task, message, state, data)
+    return LocalResult(upload, state, meter.loss().to(work.task.dtype))
+
+
+def _personalize(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Tree:
+    return work.algorithm.personalize(work.task, message, state, data)
+
+
+def _adapt(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Tree:
+    return work.algorithm.adapt(work.task, message, data)
+
+
+def _score(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Scores:
+    return _scores(work, _personalize(work, message, state, data, meter), data)
+
+
+def _score_newcomer(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Scores:
+    return _scores(work, _adapt(work, message, state, data, meter), data)
+
+
+def _scores(work: Work, personal: Tree, data: View) -> Scores:
+    def on(split: SplitName) -> Tensor:
+        batch = data.whole(split)
+        if not len(batch.y):  # nobody in this chunk has any
+            return torch.full((len(work.task.metric_names),), torch.nan, dtype=work.task.dtype)
+        blocks = batch.x.split(BLOCK)
+        outputs = torch.cat([work.algorithm.predict(work.task, personal, x) for x in blocks])
+        return work.task.metrics(outputs, batch)
+
+    return Scores(on("validation"), on("test"))
+
+
+_JOBS: dict[Job, Callable[[Work, Message, Tree, View, Any], Tree]] = {
+    "local": _local, "score": _score, "score_newcomer": _score_newcomer,
+    "personalize": _personalize, "adapt": _adapt,
+}
+_SPLITS: dict[Job, tuple[SplitName, ...]] = {
+    "local": ("train", "validation"), "score": ("train", "validation", "test"),
+    "score_newcomer": ("train", "validation", "test"), "personalize": ("train", "validation"),
+    "adapt": ("train", "validation"),
+}
+
+
+def _misfit(value: Tree, template: Tree | None) -> str | None:
+    """What is wrong with the form of a result, or None."""
+    if template is None:
+        return None
+    expected = dict(leaves(template))
+    try:
+        found = dict(leaves(value))
+    except TypeError as error:
+        return str(error)
+    if found.keys() != expected.keys():
+        return f"the result has the parts {sorted(found)}, expected {sorted(expected)}"
+    for name, tensor in found.items():
+        want = expected[name]
+        if tensor.shape != want.shape or tensor.dtype != want.dtype:
+            return (f"{name} has shape {tuple(tensor.shape)} of {tensor.dtype}, "
+                    f"expected {tuple(want.shape)} of {want.dtype}")
+    return None
+
+
+def _reason(error: Exception | None) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no message'}"

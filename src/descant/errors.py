@@ -1,0 +1,22 @@
+"""The two kinds of failure a user meets, both with a message that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DescantError(Exception):
+    """Something went wrong that the user can act on (exit code 1)."""
+
+
+class UsageError(DescantError, ValueError):
+    """The request itself is wrong: a field, a name, a value (exit code 2)."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UsageError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names) or 'none'}")

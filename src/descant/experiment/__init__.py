@@ -1,0 +1,1 @@
+"""Experiments as files: configuration, run directories, checkpoints and resume."""

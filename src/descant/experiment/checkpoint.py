@@ -1,0 +1,152 @@
+"""Checkpoints: after every round, the state from which the run continues bit for bit.
+
+`state.safetensors` holds the server's state and who took part when; `clients/` the mapped client
+store; `best/` the same two for the validation-best round. A round is committed by renaming a synced
+journal into place: it holds the new server state and the client rows that changed. Only then are the
+store and the state file touched, and the journal removed. Whoever finds a journal does that last part
+again, which changes nothing if it was done already. So a kill at any moment leaves the state after
+the last committed round, and the store is never copied. No clock value and no pickle is in any file.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from descant.engine.rounds import Training
+from descant.engine.store import ClientStore
+from descant.errors import DescantError
+from descant.experiment.files import sync_directory, write_atomic
+from descant.tree import Tree, leaves, rebuild
+
+FORMAT = 1
+
+
+class Snapshot(NamedTuple):
+    """The state of a run after one round: what its models are made of."""
+
+    number: int
+    server: Tree
+    store: ClientStore
+
+
+class Keeper:
+    """Keeps the present state and the best one, in memory or, with a directory, on disk."""
+
+    def __init__(self, training: Training, directory: Path | None, identity: dict[str, Any]) -> None:
+        self._training = training
+        self._directory = directory
+        self._identity = identity  # what a resumed run must share with this one
+        best = None if directory is None else directory / "best" / "clients"
+        self._best_store = ClientStore(training.store.template, training.store.population, best)
+        self.best: Snapshot | None = None
+        self.best_key: tuple[float, ...] | None = None  # the validation figures of the best round
+
+    def commit(self, key: tuple[float, ...] | None) -> None:
+        """Make the present round the last committed one. `key`: its validation figures, if evaluated;
+        the round with the greatest becomes the best."""
+        promote = key is not None and (self.best_key is None or key > self.best_key)
+        if promote:
+            self.best_key = key
+        if self._directory is not None:
+            staged = self._training.store.staged
+            journal = self._state() | {f"rows.{name}": rows for name, rows in leaves(staged.rows)}
+            journal["clients"] = torch.from_numpy(staged.clients)
+            write_atomic(self._directory / "journal.safetensors", self._encode(journal, promote))
+        self._apply(promote)
+
+    def resume(self) -> None:
+        """Put the training where the last committed round left it."""
+        assert self._directory is not None
+        journal = self._directory / "journal.safetensors"
+        tensors, facts = read(journal if journal.exists() else self._directory / "state.safetensors")
+        training = self._training
+        training.number = facts["round"]
+        training.server = _tree(tensors, "server", training.server)
+        training.store.last_round[:] = tensors["last_round"].numpy()
+        self.best_key = None if facts["best_key"] is None else tuple(facts["best_key"])
+        best = self._directory / "best" / "state.safetensors"
+        if best.exists():
+            kept, about = read(best)
+            self._best_store.last_round[:] = kept["last_round"].numpy()
+            self.best = Snapshot(about["round"], _tree(kept, "server", training.server), self._best_store)
+        if journal.exists():
+            rows = _tree(tensors, "rows", training.store.template)
+            training.store.stage(tensors["clients"].numpy(), rows, training.number)
+            self._apply(facts["promote"])
+
+    def _apply(self, promote: bool) -> None:
+        training = self._training
+        training.store.write()
+        if promote:
+            changed = np.flatnonzero(training.store.last_round != self._best_store.last_round)
+            self._best_store.follow(training.store, changed)
+            self.best = Snapshot(training.number, training.server, self._best_store)
+        if self._directory is None:
+            return
+        if promote:
+            write_atomic(self._directory / "best" / "state.safetensors", self._encode(self._state(), False))
+        write_atomic(self._directory / "state.safetensors", self._encode(self._state(), False))
+        (self._directory / "journal.safetensors").unlink(missing_ok=True)
+        sync_directory(self._directory)
+
+    def _state(self) -> dict[str, Tensor]:
+        server = {f"server.{name}": leaf for name, leaf in leaves(self._training.server)}
+        return server | {"last_round": torch.from_numpy(self._training.store.last_round)}
+
+    def _encode(self, tensors: dict[str, Tensor], promote: bool) -> bytes:
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        facts = {"format": FORMAT, "round": self._training.number, "best_key": self.best_key,
+                 "promote": promote, "crc": _crc(whole), "identity": self._identity}
+        # one entry: safetensors writes several in random order
+        return save(whole, metadata={"descant": json.dumps(facts, sort_keys=True)})
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and facts of a checkpoint file, checked."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+            facts = json.loads((file.metadata() or {}).get("descant", "null"))
+    except FileNotFoundError:
+        raise DescantError(f"{path} is missing: there is no checkpoint to resume from") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DescantError(f"the checkpoint {path} is damaged ({error}): restore it from a copy, "
+                           "or start the run anew") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise DescantError(f"{path} is not a checkpoint of this version of descant (format {FORMAT})")
+    if facts["crc"] != _crc(tensors):
+        raise DescantError(f"the checkpoint {path} is damaged (its check sum does not fit): restore it from "
+                           "a copy, or start the run anew")
+    return tensors, facts
+
+
+def identity(directory: Path) -> dict[str, Any]:
+    """What the checkpoint in a directory says about the run it belongs to."""
+    journal = directory / "journal.safetensors"
+    _, facts = read(journal if journal.exists() else directory / "state.safetensors")
+    found: dict[str, Any] = facts["identity"]
+    return found
+
+
+def _crc(tensors: dict[str, Tensor]) -> int:
+    crc = 0
+    for name in sorted(tensors):
+        crc = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), crc))
+    return crc
+
+
+def _tree(tensors: dict[str, Tensor], prefix: str, template: Tree) -> Tree:
+    found = {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
+    missing = [name for name, _ in leaves(template) if name not in found]
+    if missing:
+        raise DescantError(f"the checkpoint has no {prefix}.{missing[0]}: it belongs to another method")
+    return rebuild(template, found)

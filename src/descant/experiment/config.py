@@ -1,0 +1,139 @@
+"""An experiment: five sections of a TOML file, every field typed."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from descant import fields
+from descant.algorithm import Algorithm
+from descant.algorithms import ALGORITHMS, pFedMe
+from descant.data import DATASETS, PARTITIONS, DataSpec
+from descant.engine.batches import LocalWork
+from descant.engine.settings import Eval, Train
+from descant.errors import UsageError, unknown
+from descant.models import MCLR, MODELS, ModelSpec
+
+SECTIONS = ("data", "model", "algorithm", "train", "eval")
+CHOICES: dict[str, Mapping[str, Any]] = {  # the fields that name an entry of a registry
+    "algorithm.name": ALGORITHMS, "model.name": MODELS, "data.dataset": DATASETS, "data.partition": PARTITIONS,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Everything that determines a run."""
+
+    data: DataSpec
+    model: ModelSpec
+    algorithm: Algorithm
+    train: Train
+    eval: Eval
+
+    @classmethod
+    def parse(cls, tables: Mapping[str, Any]) -> Experiment:
+        """The experiment that the sections of a TOML file describe."""
+        for section, table in tables.items():
+            if section not in SECTIONS:
+                raise unknown("section", section, SECTIONS)
+            if not isinstance(table, Mapping):
+                raise UsageError(f"[{section}] must be a section, not {table!r}")
+        part = {section: dict(tables.get(section, {})) for section in SECTIONS}
+        return cls(
+            DataSpec.parse(part["data"]),
+            ModelSpec.parse(part["model"]),
+            parse_algorithm(part["algorithm"]),
+            fields.parse(Train, part["train"], "train"),
+            fields.parse(Eval, part["eval"], "eval"),
+        )
+
+    @classmethod
+    def load(cls, path: Path, overrides: Iterable[str] = ()) -> Experiment:
+        """The experiment of a file, with `section.field=value` overrides."""
+        return cls.parse(override(read_toml(path), overrides))
+
+    def dump(self) -> dict[str, Any]:
+        """The sections with every field written out."""
+        return {
+            "data": self.data.dump(),
+            "model": self.model.dump(),
+            "algorithm": fields.dump(self.algorithm),
+            "train": fields.dump(self.train),
+            "eval": fields.dump(self.eval),
+        }
+
+
+def parse_algorithm(table: Mapping[str, Any], where: str = "algorithm") -> Algorithm:
+    """The method that a table with `name` and the method's own fields describes."""
+    if "name" not in table:
+        raise UsageError(f"{where}.name is missing: known are {', '.join(sorted(ALGORITHMS))}")
+    name = table["name"]
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise unknown(f"{where}.name", name, ALGORITHMS)
+    return fields.parse(ALGORITHMS[name], {k: v for k, v in table.items() if k != "name"}, where)
+
+
+def demo() -> Experiment:
+    """What `descant run` does without a file: pFedMe on the digits, 20 clients of 2 classes."""
+    return Experiment(
+        DataSpec.parse({"dataset": "digits", "partition": "classes", "clients": 20, "classes_per_client": 2}),
+        ModelSpec(MCLR()),
+        pFedMe(eta=0.01, K=5, lam=15.0),
+        Train(rounds=100, cohort=10, batch=20, local=LocalWork(steps=20)),
+        Eval(every=5),
+    )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise UsageError(f"cannot read {path}: {reason}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
+
+
+def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """The sections with `section.field=value` settings put in; values are written as in TOML, and
+    what is not TOML is text. Another method, model, dataset or partition comes with its own defaults:
+    the fields of the one it replaces are dropped."""
+    changed: dict[str, Any] = {name: dict(t) if isinstance(t, Mapping) else t for name, t in tables.items()}
+    for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in CHOICES):
+        path, equals, text = setting.partition("=")
+        keys = path.strip().split(".")
+        if not equals or len(keys) < 2 or not all(keys):
+            raise UsageError(f"--set {setting!r} must read section.field=value, such as algorithm.lam=30")
+        place = changed
+        for key in keys[:-1]:
+            inner = place.get(key, {})
+            if not isinstance(inner, Mapping):
+                raise UsageError(f"--set {setting!r}: {key} is not a section")
+            place[key] = dict(inner)
+            place = place[key]
+        value = _value(text.strip())
+        old = CHOICES.get(path.strip(), {}).get(place.get(keys[-1]))
+        if old is not None and value != old.name:
+            for field in fields.describe(old):
+                place.pop(field.name, None)
+        place[keys[-1]] = value
+    return changed
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Where two tables differ, as "algorithm.lam: 15.0 became 30.0"."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = sorted(old.keys() | new.keys())
+        return [line for key in keys
+                for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)]
+    return [] if old == new else [f"{path}: {old!r} became {new!r}"]

@@ -1,0 +1,171 @@
+"""What lies in a run directory, and how it is read and written.
+
+    config.toml     the experiment with every choice written down: enough to repeat the run
+    metrics.jsonl   one line a round
+    clients.csv     one row per evaluated round and client
+    summary.json    the last and the validation-best round
+    curve.png       the same to look at
+    checkpoint/     the state to resume from
+
+Lines are appended before their round is committed; `truncate` drops those of a round that was not.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from descant import fields
+from descant.algorithm import Algorithm
+from descant.engine.evaluation import Evaluation
+from descant.engine.settings import Eval, Train
+from descant.errors import DescantError, UsageError
+from descant.experiment.config import Experiment, read_toml
+from descant.experiment.files import append, write_atomic
+from descant.federation import Federation
+
+if TYPE_CHECKING:
+    from descant.experiment.run import Setup
+
+OWN = "[data] and [model] are Python objects: resume with the same call of descant.run and resume=True"
+
+
+def tables(origin: dict[str, Any] | None, algorithm: Algorithm, train: Train, eval: Eval) -> dict[str, Any]:
+    return (origin or {}) | {"algorithm": fields.dump(algorithm), "train": fields.dump(train),
+                             "eval": fields.dump(eval)}
+
+
+def require_free(out: Path) -> None:
+    """Refuse a place where something is already."""
+    if (out / "config.toml").exists():
+        raise UsageError(f"{out} already holds a run: continue it with `descant resume {out}`, "
+                         "or choose another --out")
+    if out.is_file() or (out.is_dir() and any(not p.name.startswith(".") for p in out.iterdir())):
+        raise UsageError(f"{out} exists and is not empty: choose another --out")
+
+
+def create(out: Path, sections: dict[str, Any]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_config(out, sections)
+    except OSError as error:
+        raise DescantError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+
+
+def write_config(out: Path, sections: dict[str, Any]) -> None:
+    note = "" if "data" in sections else f"# {OWN}\n\n"
+    write_atomic(out / "config.toml", (note + tomli_w.dumps(sections)).encode())
+
+
+def config(out: Path) -> dict[str, Any]:
+    if not (out / "config.toml").exists():
+        raise UsageError(f"{out} holds no run: it has no config.toml")
+    return read_toml(out / "config.toml")
+
+
+def experiment(out: Path) -> Experiment:
+    """The experiment of a run that was started from a file."""
+    sections = config(out)
+    if "data" not in sections:
+        raise UsageError(f"{out}: {OWN}")
+    return Experiment.parse(sections)
+
+
+def settled_train(out: Path, train: Train) -> Train:
+    """The settings of a run started from Python, with the choices that were made at its start."""
+    stored = fields.parse(Train, config(out).get("train", {}), "train")
+    return dataclasses.replace(train, backend=stored.backend, chunk=stored.chunk, workers=stored.workers)
+
+
+def rounds(out: Path) -> int:
+    """How many rounds the run is planned for."""
+    return fields.parse(Train, config(out).get("train", {}), "train").rounds
+
+
+def append_row(out: Path, row: dict[str, Any], evaluation: Evaluation | None, federation: Federation) -> None:
+    if evaluation is not None:
+        path = out / "clients.csv"
+        append(path, _client_rows(evaluation, federation, header=not path.exists()))
+    append(out / "metrics.jsonl", json.dumps(row) + "\n")
+
+
+def _client_rows(evaluation: Evaluation, federation: Federation, header: bool) -> str:
+    scored = [("personal", evaluation.personal), ("global", evaluation.shared)]
+    figures = {f"{kind}_{short}_{metric}": getattr(scores, split)[:, k].tolist()
+               for kind, scores in scored if scores is not None
+               for short, split in (("test", "test"), ("val", "validation"))
+               for k, metric in enumerate(evaluation.metrics)}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(["round", "client", "name", "newcomer", "n_train", "n_val", "n_test", *figures])
+    sizes = (federation.train.sizes, federation.validation.sizes, federation.test.sizes)
+    for k, client in enumerate(evaluation.clients.tolist()):
+        values = (column[k] for column in figures.values())
+        writer.writerow([evaluation.number, client, federation.names[client], int(evaluation.newcomer[k]),
+                         *(int(n[client]) for n in sizes),
+                         *("" if v != v else repr(v) for v in values)])  # NaN: no such rows
+    return text.getvalue()
+
+
+def read_metrics(out: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; an unfinished last line is left out."""
+    path = out / "metrics.jsonl"
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    try:
+        return [json.loads(line) for line in lines]
+    except json.JSONDecodeError:
+        raise DescantError(f"{path} is damaged: it has a line that is not JSON") from None
+
+
+def truncate(out: Path, number: int) -> list[dict[str, Any]]:
+    """Drop what belongs to rounds after `number`; returns the metrics rows that stay."""
+    rows = [row for row in read_metrics(out) if row["round"] <= number]
+    if (out / "metrics.jsonl").exists():
+        write_atomic(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    clients = out / "clients.csv"
+    if clients.exists():
+        text = clients.read_text(encoding="utf-8")
+        header, *lines = text[: text.rfind("\n") + 1].splitlines(keepends=True) or [""]
+        kept = [line for line in lines if int(line.split(",", 1)[0]) <= number]
+        if header:
+            write_atomic(clients, (header + "".join(kept)).encode())
+        else:
+            clients.unlink()
+    return rows
+
+
+def summary(history: list[dict[str, Any]], best_round: int | None, setup: Setup) -> dict[str, Any]:
+    """The figures of the last round and of the validation-best one, and what the run cost."""
+    evaluated = {row["round"]: row for row in history if "personal" in row}
+
+    def figures(number: int | None) -> dict[str, Any] | None:
+        row = evaluated.get(number) if number is not None else None
+        return None if row is None else {key: row[key] for key in ("round", "personal", "global") if key in row}
+
+    totals = {key: sum(row[key] for row in history)
+              for key in ("grad_steps", "bytes_down", "bytes_up", "rejected")}
+    return {
+        "algorithm": setup.algorithm.name,
+        "rounds": len(history),
+        "clients": setup.federation.population,
+        "parameters": setup.task.dim,
+        "backend": setup.train.backend,
+        "last": figures(max(evaluated, default=None)),
+        "best": figures(best_round),
+        **totals,
+        "seconds": round(sum(row["seconds"] + row.get("eval_seconds", 0.0) for row in history), 3),
+    }
+
+
+def write_summary(out: Path, figures: dict[str, Any]) -> None:
+    write_atomic(out / "summary.json", (json.dumps(figures, indent=2) + "\n").encode())

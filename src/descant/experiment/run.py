@@ -1,0 +1,339 @@
+"""A run: rounds, evaluation, files; from the start, or from where it was left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import tomli_w
+import torch
+from torch import nn
+
+from descant.algorithm import Algorithm, Message
+from descant.engine.backend import Backend
+from descant.engine.choose import Measured, make_backend
+from descant.engine.evaluation import Evaluation, evaluate, evaluated_clients, selection_key, summarise
+from descant.engine.rounds import RoundReport, Training
+from descant.engine.settings import Eval, Train
+from descant.engine.store import require_files
+from descant.engine.work import Work
+from descant.errors import DescantError, UsageError
+from descant.experiment import checkpoint
+from descant.experiment import directory as layout
+from descant.experiment.checkpoint import Keeper, Snapshot
+from descant.experiment.config import Experiment, differences
+from descant.experiment.files import locked
+from descant.federation import Federation
+from descant.report.curve import draw_curve
+from descant.task import ModuleTask, Task
+from descant.tree import Tree, take
+from descant.vector import Model
+
+Which = Literal["best", "last"]
+
+
+class Observer(Protocol):
+    """Whoever watches a run: a progress display, a log."""
+
+    def started(self, run: Run, measured: list[Measured]) -> None:
+        """The first round is about to begin."""
+
+    def played(self, row: dict[str, Any]) -> None:
+        """A round is committed; `row` is its line of metrics.jsonl."""
+
+
+class Silent:
+    def started(self, run: Run, measured: list[Measured]) -> None:
+        pass
+
+    def played(self, row: dict[str, Any]) -> None:
+        pass
+
+
+class Interrupted(DescantError):
+    """Ctrl-C: the run stands at its last committed round."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a run is made of. `origin` are the [data] and [model] sections where they are known; a run
+    on a user's own objects has none and can be resumed only from Python."""
+
+    algorithm: Algorithm
+    task: Task
+    federation: Federation
+    train: Train
+    eval: Eval
+    origin: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Setup:
+        federation = experiment.data.federation().to(experiment.train.torch_dtype)
+        task = experiment.model.task(federation, experiment.train.torch_dtype, experiment.train.seed)
+        sections = experiment.dump()
+        return cls(experiment.algorithm, task, federation, experiment.train, experiment.eval,
+                   {name: sections[name] for name in ("data", "model")})
+
+    def tables(self) -> dict[str, Any]:
+        """The sections of the run's config.toml."""
+        return layout.tables(self.origin, self.algorithm, self.train, self.eval)
+
+    def identity(self) -> dict[str, Any]:
+        """What two parts of one run must share. The number of rounds may grow."""
+        tables = self.tables()
+        tables["train"].pop("rounds")
+        shapes = [] if self.task.layout is None else [list(s[:2]) for s in self.task.layout.parameters]
+        parts = {"config": tables, "federation": self.federation.fingerprint(),
+                 "model": {"dim": self.task.dim, "parameters": shapes}}
+        plain: dict[str, Any] = json.loads(json.dumps(parts))
+        return plain
+
+
+class Run:
+    """The result of a run (also while it goes on)."""
+
+    def __init__(self, setup: Setup, directory: Path | None) -> None:
+        self.setup = setup
+        self.directory = directory
+        self.history: list[dict[str, Any]] = []  # one row a round, as in metrics.jsonl
+        self._work = Work(setup.algorithm, setup.task, setup.federation, setup.train.seed, setup.train.batch,
+                          setup.train.local)
+        kept = None if directory is None else directory / "checkpoint"
+        self._training = Training(self._work, setup.train, None if kept is None else kept / "clients")
+        self._keeper = Keeper(self._training, kept, setup.identity())
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are done."""
+        return self._training.number
+
+    @property
+    def best_round(self) -> int | None:
+        """The round with the best validation figures; None without validation data."""
+        return None if self._keeper.best is None else self._keeper.best.number
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The last round and the validation-best round, and what the run cost."""
+        return layout.summary(self.history, self.best_round, self.setup)
+
+    def snapshot(self, which: Which = "best") -> Snapshot:
+        """The state after the last round, or after the validation-best one (the last without any)."""
+        if which not in ("best", "last"):
+            raise UsageError(f'which must be "best" or "last", not {which!r}')
+        if which == "best" and self._keeper.best is not None:
+            return self._keeper.best
+        return Snapshot(self._training.number, self._training.server, self._training.store)
+
+    def personal(self, client: int, which: Which = "best") -> Tree:
+        """What a client predicts with: the method's own object, usually a Model."""
+        population = self.setup.federation.population
+        if not 0 <= client < population:
+            raise UsageError(f"client {client} does not exist: there are clients 0 to {population - 1}")
+        number, server, store = self.snapshot(which)
+        clients = np.array([client])
+        facts = self._training.round_of(clients)._replace(number=number)
+        algorithm = self.setup.algorithm
+        if store.took_part(clients)[0]:
+            message, job = algorithm.broadcast(server, facts), "personalize"
+        else:
+            message, job = Message(algorithm.newcomer(server, facts).shared), "adapt"
+        done, values, failed, _ = self._work.execute(job, clients, number, message,  # type: ignore[arg-type]
+                                                     store.read(clients))
+        if not len(done):
+            raise DescantError(f"client {client} cannot be personalized: {failed[0]}")
+        return take(values, 0)
+
+    def personal_model(self, client: int, which: Which = "best") -> nn.Module:
+        """A client's own model as an ordinary module, ready to predict."""
+        return self._module(self.personal(client, which))
+
+    def global_model(self, which: Which = "best") -> nn.Module:
+        """The model for all as an ordinary module."""
+        model = self.setup.algorithm.global_model(self.snapshot(which).server)
+        if model is None:
+            raise UsageError(f"{self.setup.algorithm.name} has no global model")
+        return self._module(model)
+
+    def _module(self, model: Tree) -> nn.Module:
+        if not isinstance(self.setup.task, ModuleTask) or not isinstance(model, Model):
+            raise UsageError("what the clients of this run predict with is not one nn.Module: use run.personal")
+        return self.setup.task.module(model)
+
+    # -- how it is made --------------------------------------------------------------------------
+
+    def drive(self, backend: Backend, observer: Observer) -> None:
+        """Play the rounds that are left."""
+        settings, train = self.setup.eval, self.setup.train
+        clients = evaluated_clients(self.setup.federation.population, settings, train.seed)
+        if self.rounds == 0:
+            with _shielded():
+                self._keeper.commit(None)
+        while self.rounds < train.rounds:
+            start = time.perf_counter()
+            report = self._training.play(backend)
+            played = time.perf_counter()
+            evaluation = None
+            if settings.due(report.number, train.rounds):
+                evaluation = evaluate(self._training, backend, clients)
+            row = self._row(report, played - start, evaluation, time.perf_counter() - played)
+            with _shielded():
+                if self.directory is not None:
+                    layout.append_row(self.directory, row, evaluation, self.setup.federation)
+                self._keeper.commit(None if evaluation is None else selection_key(evaluation))
+                self.history.append(row)
+            observer.played(row)
+        if self.directory is not None:
+            with _shielded():
+                layout.write_summary(self.directory, self.summary)
+                draw_curve(self.history, self.best_round, self.directory / "curve.png")
+
+    def restore(self) -> None:
+        """Read the last committed round from the run's directory."""
+        assert self.directory is not None
+        self._keeper.resume()
+        self.history = layout.truncate(self.directory, self._training.number)
+
+    def _row(self, report: RoundReport, seconds: float, evaluation: Evaluation | None, eval_seconds: float
+             ) -> dict[str, Any]:
+        names = self.setup.federation.names
+        row: dict[str, Any] = {
+            "round": report.number, "seconds": round(seconds, 6), "grad_steps": report.grad_steps,
+            "bytes_down": report.bytes_down, "bytes_up": report.bytes_up,
+            "participants": report.participants, "rejected": len(report.rejected), "loss": report.loss,
+        }
+        if report.rejected:
+            row["rejections"] = {names[client]: why for client, why in report.rejected.items()}
+        if report.info:
+            row["info"] = report.info
+        if evaluation is not None:
+            row |= {"eval_seconds": round(eval_seconds, 6)} | summarise(evaluation, self.setup.federation)
+        return _plain(row)  # type: ignore[no-any-return]
+
+
+def start(setup: Setup, out: Path | None = None, observer: Observer | None = None) -> Run:
+    """A new run, in a directory that must not hold one yet, or in memory."""
+    if out is not None:
+        layout.require_free(out)
+    backend, settled, measured = _settle(setup)
+    with closing(backend):
+        if out is not None:
+            layout.create(out, settled.tables())
+        with _held(out):
+            return _finish(Run(settled, out), backend, observer, measured)
+
+
+def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, observer: Observer | None = None
+           ) -> Run:
+    """Continue the run in a directory, bit for bit. A run on a user's own objects needs them again as
+    `setup`; `rounds` extends the run."""
+    if setup is None:
+        setup = Setup.of(layout.experiment(out))
+    else:
+        setup = dataclasses.replace(setup, train=layout.settled_train(out, setup.train))
+    if rounds is not None:
+        setup = dataclasses.replace(setup, train=dataclasses.replace(setup.train, rounds=rounds))
+    planned = layout.rounds(out)
+    if setup.train.rounds < planned:
+        raise UsageError(f"rounds = {setup.train.rounds} is less than the {planned} rounds of the run: "
+                         "a run can only be extended")
+    with _held(out):
+        begun = _check(out, setup)
+        backend, settled, measured = _settle(setup)
+        with closing(backend):
+            run = Run(settled, out)
+            if begun:
+                run.restore()
+            if settled.train.rounds > planned:
+                layout.write_config(out, settled.tables())
+            return _finish(run, backend, observer, measured)
+
+
+def load(out: Path) -> Run:
+    """A run's models and figures as they are on disk, without going on."""
+    setup = Setup.of(layout.experiment(out))
+    with _held(out):
+        if not _check(out, setup):
+            raise DescantError(f"{out} has no checkpoint yet: run `descant resume {out}` first")
+        run = Run(setup, out)
+        run.restore()
+    return run
+
+
+def _settle(setup: Setup) -> tuple[Backend, Setup, list[Measured]]:
+    """The backend, and the setup with its choice written down."""
+    work = Work(setup.algorithm, setup.task, setup.federation, setup.train.seed, setup.train.batch,
+                setup.train.local)
+    backend, train, measured = make_backend(Training(work, setup.train))
+    return backend, dataclasses.replace(setup, train=train), measured
+
+
+def _finish(run: Run, backend: Backend, observer: Observer | None, measured: list[Measured]) -> Run:
+    observer = observer or Silent()
+    observer.started(run, measured)
+    try:
+        run.drive(backend, observer)
+    except KeyboardInterrupt:
+        where = "" if run.directory is None else f"; continue with: descant resume {run.directory}"
+        raise Interrupted(f"stopped after round {run.rounds} of {run.setup.train.rounds}{where}") from None
+    except OSError as error:
+        raise DescantError(f"cannot write the run: {error.strerror or error}; its last whole round is "
+                           f"{run.rounds}: mend that, then continue with: descant resume {run.directory}"
+                           ) from None
+    return run
+
+
+def _check(out: Path, setup: Setup) -> bool:
+    """Whether the directory has a checkpoint; an error if it is damaged or not of this setup."""
+    kept = out / "checkpoint"
+    if not (kept / "state.safetensors").exists() and not (kept / "journal.safetensors").exists():
+        return False
+    if changed := differences(checkpoint.identity(kept), setup.identity()):
+        raise UsageError(f"{out} cannot be resumed with a changed setup ({changed[0].removeprefix('config.')}): "
+                         "put it back, or start a new run")
+    template = setup.algorithm.init_client(setup.task, setup.task.init())
+    for part in (kept / "clients", kept / "best" / "clients"):
+        require_files(part, template, setup.federation.population)
+    return True
+
+
+def _held(out: Path | None) -> AbstractContextManager[None]:
+    return nullcontext() if out is None else locked(out)
+
+
+@contextmanager
+def _shielded() -> Iterator[None]:
+    """Let Ctrl-C wait until what is being written is whole."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if caught:
+        raise KeyboardInterrupt
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no tensors."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,180 @@
+"""Hyper-parameters as dataclass fields that know their meaning and their range.
+
+Everything a user can set (algorithms, solvers, partitions, datasets, models, the sections of an
+experiment) is a frozen dataclass whose fields are made by `hyper`. Three things follow, written
+once: values are checked when the object is made, a table from TOML becomes the object (`parse`) and
+back (`dump`), and `descant show` can print each field with its default and its meaning (`describe`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from descant.errors import UsageError, unknown
+
+T = TypeVar("T")
+
+
+def hyper(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A field with a default, a meaning, and a range: `low <= value`, `above < value`, and so on."""
+    bounds = {"low": low, "above": above, "high": high, "below": below}
+    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Checked:
+    """Base of dataclasses whose fields are checked when the object is made."""
+
+    def __post_init__(self) -> None:
+        hints = _hints(type(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            path = f"{_title(type(self))}.{field.name}"
+            value = coerce(getattr(self, field.name), hints[field.name], path)
+            object.__setattr__(self, field.name, value)
+            _check_bounds(value, field.metadata.get("bounds", {}), path)
+
+
+class FieldInfo(NamedTuple):
+    name: str
+    type: str
+    default: Any
+    doc: str
+
+
+def describe(cls: type) -> list[FieldInfo]:
+    """Name, type, default and meaning of every field of a dataclass, in order."""
+    hints = _hints(cls)
+    return [
+        FieldInfo(f.name, type_name(hints[f.name]), f.default, f.metadata.get("doc", ""))
+        for f in dataclasses.fields(cls)
+    ]
+
+
+def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
+    """The object of dataclass `cls` that a TOML table describes; `where` names it in errors."""
+    hints = _hints(cls)
+    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            raise unknown("field", f"{where}.{key}", [f"{where}.{name}" for name in known])
+    return cls(**{key: coerce(value, hints[key], f"{where}.{key}") for key, value in table.items()})
+
+
+def dump(value: Any) -> Any:
+    """The plain TOML value of an object: a table for a dataclass, without its absent fields."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        name = {"name": value.name} if _is_named(type(value)) else {}
+        items = ((f.name, dump(getattr(value, f.name))) for f in dataclasses.fields(value))
+        return name | {key: item for key, item in items if item is not None}
+    if isinstance(value, list | tuple):
+        return [dump(item) for item in value]
+    return value
+
+
+def coerce(value: Any, hint: Any, path: str) -> Any:
+    """`value` as the type `hint`, or a UsageError that names the field."""
+    options = _options(hint)
+    for option in options:
+        found, result = _fit(value, option, path)
+        if found:
+            return result
+    tables = [option for option in options if dataclasses.is_dataclass(option)]
+    if tables and isinstance(value, Mapping):
+        names = {option.name: option for option in tables if _is_named(option)}
+        raise unknown(f"{path}.name", value.get("name"), names)
+    if all(get_origin(option) is Literal for option in options):
+        raise unknown(path, value, [str(a) for option in options for a in get_args(option)])
+    raise UsageError(f"{path} must be {type_name(hint)}, not {value!r}")
+
+
+def _fit(value: Any, option: Any, path: str) -> tuple[bool, Any]:
+    """Whether `value` fits one alternative of a type, and what it becomes."""
+    if get_origin(option) is Literal:
+        return value in get_args(option) and not isinstance(value, bool), value
+    if get_origin(option) is tuple and isinstance(value, list | tuple):
+        item = get_args(option)[0]
+        return True, tuple(coerce(v, item, f"{path}[{k}]") for k, v in enumerate(value))
+    if dataclasses.is_dataclass(option) and isinstance(option, type):
+        if isinstance(value, option):
+            return True, value
+        if not isinstance(value, Mapping):
+            return False, value
+        if not _is_named(option):
+            return True, parse(option, value, path)
+        named: Any = option
+        if value.get("name", named.name) == named.name:
+            rest = {k: v for k, v in value.items() if k != "name"}
+            return True, parse(option, rest, path)
+        return False, value
+    if option is float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number, float(value) if is_number else value
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    return isinstance(option, type) and isinstance(value, option), value
+
+
+def type_name(hint: Any) -> str:
+    """How a type is written for people: `int or "full"`."""
+    words = []
+    for option in _options(hint):
+        if get_origin(option) is Literal:
+            words += [f'"{a}"' if isinstance(a, str) else str(a) for a in get_args(option)]
+        elif get_origin(option) is tuple:
+            words.append(f"list of {type_name(get_args(option)[0])}")
+        elif option is type(None):
+            words.append("absent")
+        elif dataclasses.is_dataclass(option):
+            words.append(f"{{ {_title(option)} }}")
+        else:
+            words.append({float: "number", int: "integer", str: "text", bool: "true or false"}.get(
+                option, getattr(option, "__name__", str(option))))
+    return " or ".join(words)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _is_named(cls: Any) -> bool:
+    """Whether the class is one of several told apart by a `name` that is not a field."""
+    return isinstance(getattr(cls, "name", None), str) and "name" not in {
+        f.name for f in dataclasses.fields(cls)}
+
+
+def _title(cls: Any) -> str:
+    title = getattr(cls, "name", None)
+    return title if isinstance(title, str) else str(cls.__name__).lower()
+
+
+def _check_bounds(value: Any, bounds: Mapping[str, float], path: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    rules = {
+        "low": (lambda b: value >= b, "at least"),
+        "above": (lambda b: value > b, "greater than"),
+        "high": (lambda b: value <= b, "at most"),
+        "below": (lambda b: value < b, "less than"),
+    }
+    if value != value:  # NaN passes no comparison, and would be reported as out of range
+        raise UsageError(f"{path} must be a number, not nan")
+    for kind, bound in bounds.items():
+        holds, words = rules[kind]
+        if not holds(bound):
+            raise UsageError(f"{path} must be {words} {bound:g}, not {value:g}")

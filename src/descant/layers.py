@@ -1,0 +1,112 @@
+"""The layers whose forward pass is not a function of one sample alone: BatchNorm and Dropout.
+
+BatchNorm looks at the whole batch, so rows that only fill up a short batch must not count. Dropout
+draws random numbers, which must come from the stream of (seed, round, client, step). Both are made
+right by giving the layers of descant's private copy of a module another `forward`, which reads what
+it needs from a `Context`. Everything else runs as the user wrote it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from descant import random
+from descant.errors import UsageError
+
+
+class Context:
+    """What the layers of a module are told about the batch, and what they tell back."""
+
+    def __init__(self) -> None:
+        self.draws_needed = False  # whether any layer draws random numbers
+        self.begin(None, None)
+
+    def begin(self, weight: Tensor | None, key: Tensor | None) -> None:
+        """Start a forward pass: which rows count ([B] bool, None for all), and the random key."""
+        self.weight = weight
+        self.key = key
+        self.draws = 0
+        self.stats: dict[str, Tensor] = {}  # new running statistics, by name
+
+
+def rewire(module: nn.Module) -> Context:
+    """Prepare a module (a private copy) for training; returns the context its layers read."""
+    context = Context()
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            if not layer.track_running_stats or layer.momentum is None:
+                raise UsageError(f"layer {name!r}: BatchNorm needs track_running_stats=True and a "
+                                 "momentum; without, predictions depend on who else is in the batch")
+            layer.forward = partial(_batch_norm, context, name, layer)
+        elif isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            layer.forward = partial(_dropout, context, layer)
+            context.draws_needed = True
+        elif isinstance(layer, _InstanceNorm) and layer.track_running_stats:
+            raise UsageError(f"layer {name!r}: use InstanceNorm without track_running_stats")
+        elif isinstance(layer, _DropoutNd) or _has_hidden_dropout(layer):
+            raise UsageError(f"layer {name!r}: {type(layer).__name__} draws random numbers that cannot "
+                             "be repeated per client; set its dropout to 0 and use nn.Dropout layers")
+    return context
+
+
+def _has_hidden_dropout(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0
+
+
+def _batch_norm(context: Context, name: str, layer: _BatchNorm, x: Tensor) -> Tensor:
+    mean0, var0 = layer.running_mean, layer.running_var
+    assert mean0 is not None and var0 is not None
+    if not layer.training:
+        return F.batch_norm(x, mean0, var0, layer.weight, layer.bias, False, 0.0, layer.eps)
+
+    axes = [0, *range(2, x.dim())]  # all but the channels
+    count, mean, var = _moments(x, context.weight, axes)
+    # One value has no variance: it is normalised by the running statistics and leaves them alone.
+    alone = count <= 1
+    momentum = torch.where(alone, 0.0, torch.as_tensor(layer.momentum, dtype=x.dtype))
+    unbiased = var.detach() * count / (count - 1).clamp(min=1)
+    prefix = f"{name}." if name else ""
+    context.stats[f"{prefix}running_mean"] = torch.lerp(mean0, mean.detach(), momentum)
+    context.stats[f"{prefix}running_var"] = torch.lerp(var0, unbiased, momentum)
+
+    if context.weight is None and len(x) > 1:
+        return F.batch_norm(x, None, None, layer.weight, layer.bias, True, 0.0, layer.eps)
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    mean, var = torch.where(alone, mean0, mean), torch.where(alone, var0, var)
+    out = (x - mean.view(shape)) * torch.rsqrt(var + layer.eps).view(shape)
+    if layer.weight is not None:
+        out = out * layer.weight.view(shape) + layer.bias.view(shape)
+    return out
+
+
+def _moments(x: Tensor, weight: Tensor | None, axes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """How many values a channel has, their mean, and their (biased) variance."""
+    if weight is None:
+        count = torch.tensor(x.numel() // x.shape[1], dtype=x.dtype)
+        var, mean = torch.var_mean(x, dim=axes, correction=0)
+        return count, mean, var
+    rows = weight.to(x.dtype)
+    values = x.numel() // (x.shape[0] * x.shape[1])
+    count = rows.sum() * values
+    rows = rows.view(-1, *[1] * (x.dim() - 1))
+    mean = (x * rows).sum(axes) / count.clamp(min=1)
+    centred = (x - mean.view([1, -1] + [1] * (x.dim() - 2))) * rows
+    return count, mean, centred.square().sum(axes) / count.clamp(min=1)
+
+
+def _dropout(context: Context, layer: _DropoutNd, x: Tensor) -> Tensor:
+    if not layer.training or layer.p == 0 or context.key is None:
+        return x
+    # Dropout drops single values; Dropout1d/2d/3d drop whole channels [B, C, ...]
+    shape = x.shape if type(layer) is nn.Dropout else x.shape[:2] + (1,) * (x.dim() - 2)
+    key = random.fold(context.key, context.draws)
+    context.draws += 1
+    keep = random.uniform(key, tuple(shape), x.dtype) >= layer.p
+    return x * keep / (1 - layer.p) if layer.p < 1 else x * 0

@@ -1,0 +1,58 @@
+"""What the local work of a round cost and reached: gradient steps, and the loss on the way.
+
+Algorithms do not count. `Task.grad` reports to the meter that the engine has opened, and the engine
+says for how many clients the call stands (a vectorised chunk makes one call for all its clients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+
+class Meter:
+    def __init__(self, clients: int) -> None:
+        self.grad_steps = 0  # forward and backward passes, over all clients of the chunk
+        self.chunk = clients
+        self.stand_for(clients, None)
+        self._loss: Tensor | float = 0.0  # of ONE client: may live inside vmap
+        self._calls: Tensor | float = 0.0
+
+    def stand_for(self, clients: int, active: Tensor | None) -> None:
+        """From now on a call stands for that many clients; `active` tells whether this one is among
+        them (None: all are)."""
+        self.clients = clients
+        self.active = active
+
+    def count(self, loss: Tensor) -> None:
+        """One gradient on one batch, at this loss."""
+        self.grad_steps += self.clients
+        one = 1.0 if self.active is None else self.active.to(loss.dtype)
+        self._loss = self._loss + (loss if self.active is None else loss.where(self.active, 0.0))
+        self._calls = self._calls + one
+
+    def loss(self) -> Tensor:
+        """The mean loss of one client's steps; NaN when there were none."""
+        return torch.as_tensor(self._loss) / torch.as_tensor(self._calls)
+
+
+_current: ContextVar[Meter | None] = ContextVar("meter", default=None)
+
+
+def current() -> Meter | None:
+    return _current.get()
+
+
+@contextmanager
+def metered(clients: int) -> Iterator[Meter]:
+    """Open a meter for the calls made inside, each of them for a chunk of so many clients."""
+    meter = Meter(clients)
+    token = _current.set(meter)
+    try:
+        yield meter
+    finally:
+        _current.reset(token)

@@ -1,0 +1,117 @@
+"""Local solvers: a few descent steps on `loss(theta) + prior.energy(theta)`, for ONE client.
+
+A solver is a small value with the optimizer's settings; its state is a tree of tensors, so that it
+can ride in the carry of `data.scan` and be vectorised like everything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from descant.fields import Checked, hyper
+from descant.prior import Flat, Prior
+from descant.task import Batch, Task
+from descant.tree import Tree
+from descant.vector import Model
+
+if TYPE_CHECKING:
+    from descant.algorithm import ClientData
+
+
+@dataclass(frozen=True)
+class SGD(Checked):
+    """theta <- theta - lr v, with v <- momentum v + gradient + weight_decay theta."""
+
+    name: ClassVar[str] = "sgd"
+    lr: float = hyper(0.01, "step size", above=0)
+    momentum: float = hyper(0.0, "share of the last direction that is kept", low=0, below=1)
+    weight_decay: float = hyper(0.0, "strength of the pull to zero", low=0)
+
+    def init(self, theta: Tensor) -> Tree:
+        return torch.zeros_like(theta) if self.momentum else ()
+
+    def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
+        direction = gradient
+        if not isinstance(prior, Flat):
+            direction = direction + prior.grad(theta)
+        if self.weight_decay:
+            direction = direction + self.weight_decay * theta
+        if self.momentum:
+            direction = state = self.momentum * state + direction
+        return theta - self.lr * direction, state
+
+
+class AdamState(NamedTuple):
+    first: Tensor  # [d] mean of the gradients
+    second: Tensor  # [d] mean of their squares
+    count: Tensor  # [] steps made
+
+
+@dataclass(frozen=True)
+class Adam(Checked):
+    """Adam (Kingma and Ba 2015), its moments starting anew with every call of `solve`."""
+
+    name: ClassVar[str] = "adam"
+    lr: float = hyper(0.001, "step size", above=0)
+    beta1: float = hyper(0.9, "decay of the mean of the gradients", low=0, below=1)
+    beta2: float = hyper(0.999, "decay of the mean of their squares", low=0, below=1)
+    eps: float = hyper(1e-8, "added to the denominator", above=0)
+    weight_decay: float = hyper(0.0, "strength of the pull to zero, as part of the gradient", low=0)
+
+    def init(self, theta: Tensor) -> AdamState:
+        return AdamState(torch.zeros_like(theta), torch.zeros_like(theta),
+                         torch.zeros((), dtype=theta.dtype))
+
+    def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: AdamState
+             ) -> tuple[Tensor, AdamState]:
+        g = gradient + prior.grad(theta) + self.weight_decay * theta
+        count = state.count + 1
+        first = torch.lerp(g, state.first, self.beta1)
+        second = torch.lerp(g.square(), state.second, self.beta2)
+        denominator = (second / (1 - self.beta2**count)).sqrt() + self.eps
+        theta = theta - self.lr * (first / (1 - self.beta1**count)) / denominator
+        return theta, AdamState(first, second, count)
+
+
+@dataclass(frozen=True)
+class Proximal(Checked):
+    """theta <- prox(theta - lr gradient): the loss by a gradient step, the prior in closed form.
+
+    Stable for any strength of the prior, where SGD needs lr (L + lam) < 2.
+    """
+
+    name: ClassVar[str] = "proximal"
+    lr: float = hyper(0.01, "step size", above=0)
+
+    def init(self, theta: Tensor) -> Tree:
+        return ()
+
+    def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
+        return prior.prox(theta - self.lr * gradient, self.lr), state
+
+
+Solver: TypeAlias = SGD | Adam | Proximal
+
+
+def descend(task: Task, model: Model, batch: Batch, solver: Solver, prior: Prior = Flat(),
+            state: Tree = None) -> tuple[Model, Tree]:
+    """One step on one batch."""
+    gradient = task.grad(model, batch)
+    if state is None:
+        state = solver.init(model.theta)
+    theta, state = solver.step(model.theta, gradient.theta, prior, state)
+    return Model(theta, gradient.stats), state
+
+
+def solve(task: Task, model: Model, data: ClientData, solver: Solver, prior: Prior = Flat()) -> Model:
+    """One step on each batch of the client, starting from `model`."""
+
+    def step(carry: tuple[Model, Tree], batch: Batch) -> tuple[Model, Tree]:
+        return descend(task, carry[0], batch, solver, prior, carry[1])
+
+    solved, _ = data.scan(step, (model, solver.init(model.theta)))
+    return solved  # type: ignore[no-any-return]

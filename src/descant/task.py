@@ -1,0 +1,261 @@
+"""A task: what is to be minimised, as a function of a model, and how well a model does."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from descant import meter
+from descant.errors import UsageError
+from descant.federation import Federation
+from descant.layers import Context, rewire
+from descant.vector import Layout, Model
+
+LossName: TypeAlias = Literal["cross_entropy", "binary_cross_entropy", "mse"]
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets) -> losses [B]
+
+
+class Batch(NamedTuple):
+    """Some samples of one client. `weight` ([B] bool) marks the real rows of a short batch; None: all.
+    `key` (int64) starts the random numbers of this batch."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+    key: Tensor | None = None
+
+
+class Gradient(NamedTuple):
+    """A gradient of the mean loss over a batch, with what the same pass gave besides."""
+
+    loss: Tensor
+    theta: Tensor  # [d]
+    stats: Tensor  # [s] the running statistics after this batch
+
+
+class Task(ABC):
+    """Loss, gradient, prediction and metrics of models, each for ONE client."""
+
+    layout: Layout | None
+    metric_names: tuple[str, ...]  # "loss" first
+    draws: bool = False  # whether training needs random numbers (Dropout)
+    dim: int
+    dtype: torch.dtype
+
+    @abstractmethod
+    def init(self) -> Model:
+        """The initial model that all clients share."""
+
+    @abstractmethod
+    def losses(self, model: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor]:
+        """The loss of each sample [B], and the statistics after the batch (changed in training only)."""
+
+    @abstractmethod
+    def predict(self, model: Model, x: Tensor) -> Tensor:
+        """The outputs (logits, values) for samples x [n, ...]."""
+
+    @abstractmethod
+    def metrics(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The figures `metric_names` of outputs on a whole split; NaN on an empty one."""
+
+    def loss(self, model: Model, batch: Batch) -> Tensor:
+        """The mean loss over a batch."""
+        return _mean(self.losses(model, batch)[0], batch.weight)
+
+    def grad(self, model: Model, batch: Batch) -> Gradient:
+        """The gradient of the mean training loss over a batch."""
+
+        def objective(theta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            losses, stats = self.losses(Model(theta, model.stats), batch, train=True)
+            loss = _mean(losses, batch.weight)
+            return loss, (loss.detach(), stats)
+
+        gradient, (loss, stats) = grad(objective, has_aux=True)(model.theta)
+        if (opened := meter.current()) is not None:
+            opened.count(loss)
+        return Gradient(loss, gradient, stats)
+
+
+class ModuleTask(Task):
+    """The task of an `nn.Module` with a loss on its outputs.
+
+    The module is copied; its present parameters are the initial model. `loss` is a name or a callable
+    that gives one loss per sample (as torch losses do with `reduction="none"`).
+    """
+
+    layout: Layout
+
+    def __init__(self, module: nn.Module, loss: LossName | Loss, *, classes: int | None = None,
+                 dtype: torch.dtype = torch.float32) -> None:
+        self.layout = Layout.of(module)
+        self.dim = self.layout.dim
+        self.dtype = dtype
+        self.loss_name = loss if isinstance(loss, str) else getattr(loss, "__name__", "custom")
+        self.classes = classes
+        self.metric_names = ("loss",) + (
+            ("accuracy", "balanced_accuracy") if classes is not None
+            else ("mse", "r2") if loss == "mse" else ())
+        self._loss = LOSSES[loss] if isinstance(loss, str) else loss
+        self._module = copy.deepcopy(module)
+        self._train = copy.deepcopy(module).to(dtype).train()
+        self._eval = copy.deepcopy(module).to(dtype).eval()
+        self._context: Context = rewire(self._train)
+        rewire(self._eval)
+        self.draws = self._context.draws_needed
+
+    def init(self) -> Model:
+        return self.layout.flatten(self._module, self.dtype)
+
+    def losses(self, model: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor]:
+        if not train:
+            return self._loss(self.predict(model, batch.x), batch.y), model.stats
+        self._context.begin(batch.weight, batch.key)
+        views = self.layout.views(model)
+        outputs = functional_call(self._train, views, (batch.x,))
+        stats = [self._context.stats.get(s.name, views[s.name]) for s in self.layout.statistics]
+        return self._loss(outputs, batch.y), torch.cat(stats) if stats else model.stats
+
+    def predict(self, model: Model, x: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(self._eval, self.layout.views(model), (x,))
+        return outputs
+
+    def module(self, model: Model) -> nn.Module:
+        """An ordinary module with this model's parameters, as the user's own code expects it."""
+        return self.layout.load(copy.deepcopy(self._module), model).eval()
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> Tensor:
+        loss = _mean(self._loss(outputs, batch.y), batch.weight)
+        if self.classes is not None:
+            return torch.stack([loss, *_classification(outputs, batch.y, batch.weight, self.classes)])
+        if "mse" in self.metric_names:
+            values = outputs.reshape(batch.y.shape)
+            return torch.stack([loss, *_regression(values, batch.y, batch.weight)])
+        return loss[None]
+
+    def check(self, federation: Federation) -> None:
+        """Try two samples, so that a misfit of model, loss and data is told before training."""
+        shape = tuple(federation.x.shape[1:])
+        batch = Batch(inputs(federation.x[:2], self.dtype), federation.y[:2])
+        n = len(batch.x)
+        try:
+            outputs = self.predict(self.init(), batch.x)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UsageError(f"the model does not accept the data's samples of shape {shape}: {reason}"
+                             ) from None
+        per_class = self.loss_name == "cross_entropy"
+        if per_class and self.classes is not None and outputs.shape[1:2] != (self.classes,):
+            raise UsageError(f"the model gives outputs of shape {tuple(outputs.shape[1:])} for data with "
+                             f"{self.classes} classes: it must give {self.classes} outputs")
+        try:
+            losses = self._loss(outputs, batch.y)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UsageError(f"the loss {self.loss_name} does not fit outputs of shape "
+                             f"{tuple(outputs.shape)} and targets of shape {tuple(batch.y.shape)}: {reason}"
+                             ) from None
+        if losses.shape != (n,):
+            raise UsageError(f"the loss {self.loss_name} gives shape {tuple(losses.shape)} for {n} samples: "
+                             'it must give one loss per sample (reduction="none")')
+
+
+class FunctionTask(Task):
+    """The task of any differentiable function of a vector: `losses(theta, x, y) -> losses [B]`.
+
+    For problems that are not networks, above all those whose solutions are known in closed form.
+    """
+
+    layout = None
+    metric_names = ("loss",)
+
+    def __init__(self, losses: Callable[[Tensor, Tensor, Tensor], Tensor], theta0: Tensor) -> None:
+        self._losses = losses
+        self._theta0 = theta0
+        self.dim = theta0.numel()
+        self.dtype = theta0.dtype
+
+    def init(self) -> Model:
+        return Model(self._theta0.clone(), torch.zeros(0, dtype=self.dtype))
+
+    def losses(self, model: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor]:
+        return self._losses(model.theta, batch.x, batch.y), model.stats
+
+    def predict(self, model: Model, x: Tensor) -> Tensor:
+        """The model itself for every sample: a function of a vector predicts nothing else."""
+        return model.theta.expand(len(x), -1)
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return _mean(self._losses(outputs[0], batch.x, batch.y), batch.weight)[None]
+
+
+def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Samples as a model takes them: bytes become numbers in [0, 1], tokens stay."""
+    if x.dtype == torch.uint8:
+        return x.to(dtype).mul(1 / 255)
+    return x
+
+
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, y, reduction="none")
+    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)  # sequences: mean over positions
+
+
+def _binary_cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs.reshape(y.shape), y.to(outputs.dtype), reduction="none")
+
+
+def _mse(outputs: Tensor, y: Tensor) -> Tensor:
+    error = outputs.reshape(y.shape) - y
+    return error.square() if error.dim() == 1 else error.square().flatten(1).mean(1)
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": _cross_entropy,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "mse": _mse,
+}
+
+
+def default_loss(classes: int | None) -> LossName:
+    """The loss that fits the targets: class numbers, or real values."""
+    return "mse" if classes is None else "cross_entropy"
+
+
+def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """The mean over the rows that count."""
+    if weight is None:
+        return values.mean()
+    return values.where(weight, 0.0).sum() / weight.sum()
+
+
+def _classification(outputs: Tensor, y: Tensor, weight: Tensor | None, classes: int) -> list[Tensor]:
+    """Accuracy, and the mean of the recalls of the classes that occur."""
+    is_binary = outputs.dim() == 1 or outputs.shape[1] == 1
+    predicted = (outputs.reshape(y.shape) > 0).to(y.dtype) if is_binary else outputs.argmax(1)
+    right = (predicted == y).to(outputs.dtype)
+    of_class = F.one_hot(y, classes).to(outputs.dtype).reshape(-1, classes)
+    if weight is not None:
+        counts = weight if y.dim() == 1 else weight[:, None].expand_as(y).reshape(-1)
+        of_class = of_class * counts[:, None]
+    total = of_class.sum(0)
+    recall = (of_class * right.reshape(-1, 1)).sum(0) / total.clamp(min=1)
+    accuracy = _mean(right if y.dim() == 1 else right.flatten(1).mean(1), weight)
+    return [accuracy, recall.sum() / (total > 0).sum()]
+
+
+def _regression(values: Tensor, y: Tensor, weight: Tensor | None) -> list[Tensor]:
+    """Mean squared error, and the share of the variance it leaves explained (R2)."""
+    def mean(t: Tensor) -> Tensor:
+        return _mean(t if t.dim() == 1 else t.flatten(1).mean(1), weight)
+
+    counted = y if weight is None else y.where(weight.view(-1, *[1] * (y.dim() - 1)), 0.0)
+    n = len(y) if weight is None else weight.sum()
+    mse, variance = mean((values - y).square()), mean((y - counted.sum(0) / n).square())
+    return [mse, 1 - mse / variance]

@@ -1,0 +1,129 @@
+"""A model is a vector: the parameters of an `nn.Module` end to end, with named slices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedTensorMixin
+
+from descant.errors import UsageError
+
+
+class Model(NamedTuple):
+    """What a client can predict with: the parameters, and the running statistics of BatchNorm.
+
+    Algorithms act on `theta`. `stats` (often of length zero) is never trained: it travels with the
+    model that made it and is averaged with that model's weight; norms and proximal terms ignore it.
+    """
+
+    theta: Tensor  # [d]
+    stats: Tensor  # [s]
+
+
+class Slice(NamedTuple):
+    """Where one parameter tensor lies in the vector, and which kinds of layer it belongs to."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    layer: tuple[str, ...]  # class names of the owning module, most specific first
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The named slices of a module's vector of parameters and of its vector of statistics.
+
+    Parameters are those with `requires_grad`; statistics are the running means and variances of
+    BatchNorm layers. Frozen parameters and other buffers are constants: they stay in the module.
+    """
+
+    parameters: tuple[Slice, ...]
+    statistics: tuple[Slice, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        for name, parameter in module.named_parameters():
+            if isinstance(parameter, UninitializedTensorMixin):
+                raise UsageError(f"parameter {name!r} of the model is not initialised yet (a lazy layer): "
+                                 "call the model once on a batch before handing it over")
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not trained:
+            raise UsageError(f"the model {type(module).__name__} has no trainable parameters")
+        running = {
+            f"{prefix}.{name}" if prefix else name: getattr(layer, name)
+            for prefix, layer in module.named_modules() if isinstance(layer, _BatchNorm)
+            for name in ("running_mean", "running_var") if getattr(layer, name) is not None
+        }
+        return cls(_slices(module, trained), _slices(module, running))
+
+    @property
+    def dim(self) -> int:
+        return self.parameters[-1].stop
+
+    @property
+    def stats_dim(self) -> int:
+        return self.statistics[-1].stop if self.statistics else 0
+
+    def flatten(self, module: nn.Module, dtype: torch.dtype) -> Model:
+        """The module's present parameters and statistics as a model (a copy)."""
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        parts = ([tensors[s.name].detach().reshape(-1).to(dtype) for s in slices]
+                 for slices in (self.parameters, self.statistics))
+        return Model(*(torch.cat(part) if part else torch.zeros(0, dtype=dtype) for part in parts))
+
+    def load(self, module: nn.Module, model: Model) -> nn.Module:
+        """Write a model into a module's own tensors; returns the module."""
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for slices, vector in ((self.parameters, model.theta), (self.statistics, model.stats)):
+                for name, value in _views(slices, vector).items():
+                    tensors[name].copy_(value)
+        return module
+
+    def views(self, model: Model) -> dict[str, Tensor]:
+        """The parameters and statistics of a model under their names in the module."""
+        return _views(self.parameters, model.theta) | _views(self.statistics, model.stats)
+
+    def mask(self, *select: str | type[nn.Module]) -> Tensor:
+        """Which coordinates of `theta` belong to the selected parts: bool [d].
+
+        A part is a name or the beginning of dotted names ("head", "body.0"), or a class of layers
+        (`nn.BatchNorm2d`).
+        """
+        mask = torch.zeros(self.dim, dtype=torch.bool)
+        for part in select:
+            hits = [s for s in self.parameters if _selects(part, s)]
+            if not hits:
+                known = ", ".join(s.name for s in self.parameters)
+                raise UsageError(f"no parameter of the model matches {part!r}: there are {known}")
+            for s in hits:
+                mask[s.start : s.stop] = True
+        return mask
+
+
+def _slices(module: nn.Module, tensors: dict[str, Tensor]) -> tuple[Slice, ...]:
+    slices, start = [], 0
+    for name, tensor in tensors.items():
+        owner = module.get_submodule(name.rpartition(".")[0])
+        layer = tuple(c.__name__ for c in type(owner).__mro__ if c not in (nn.Module, object))
+        slices.append(Slice(name, tuple(tensor.shape), start, start + tensor.numel(), layer))
+        start += tensor.numel()
+    return tuple(slices)
+
+
+def _views(slices: tuple[Slice, ...], vector: Tensor) -> dict[str, Tensor]:
+    # one split, not many slices: its backward pass is a single concatenation
+    parts = vector.split([math.prod(s.shape) for s in slices]) if slices else ()
+    return {s.name: part.view(s.shape) for s, part in zip(slices, parts, strict=True)}
+
+
+def _selects(part: str | type[nn.Module], s: Slice) -> bool:
+    if isinstance(part, str):
+        return s.name == part or s.name.startswith(f"{part}.")
+    return part.__name__ in s.layer

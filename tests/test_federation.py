@@ -1,0 +1,187 @@
+"""The pool, the index tables, and the splits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from descant.errors import UsageError
+from descant.federation import Federation, SplitName, Table, split_rows
+
+SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
+
+
+def make(n: int = 240, clients: int = 4, seed: int = 0, **options: Any) -> Federation:
+    rng = np.random.default_rng(n + clients)
+    x = rng.standard_normal((n, 3)).astype(np.float32)
+    return Federation.from_arrays(x, rng.integers(3, size=n), rng.integers(clients, size=n), seed=seed,
+                                  **options)
+
+
+def test_table_keeps_ragged_lists_apart() -> None:
+    table = Table.of([np.array([4, 2]), np.array([], np.int64), np.array([7])])
+    assert len(table) == 3
+    assert [list(table[k]) for k in range(3)] == [[4, 2], [], [7]]
+    assert list(table.sizes) == [2, 0, 1]
+    assert table.indices.dtype == table.offsets.dtype == np.int64
+
+
+def test_table_of_nothing() -> None:
+    assert len(Table.of([])) == 0
+
+
+def test_every_row_lies_in_exactly_one_split_of_its_owner() -> None:
+    client = np.random.default_rng(0).integers(5, size=300)
+    fed = Federation.from_arrays(np.zeros((300, 1)), np.zeros(300, int), client)
+    assert fed.population == 5
+    for k in range(5):
+        rows = np.concatenate([fed.split(name)[k] for name in SPLITS])
+        assert sorted(rows) == list(np.flatnonzero(client == k))
+
+
+def test_shares_are_of_the_rows_and_of_the_rest() -> None:
+    fed = Federation.from_arrays(np.zeros((80, 1)), np.zeros(80), [0] * 80, test=0.25, validation=0.2)
+    assert [int(fed.split(name).sizes[0]) for name in SPLITS] == [48, 12, 20]
+
+
+def test_splits_are_stratified() -> None:
+    """40 + 40 + 20 rows of three classes: every split has them in the proportion 2 : 2 : 1."""
+    labels = np.repeat([0, 1, 2], [40, 40, 20])
+    for seed in range(5):
+        for rows, share in zip(split_rows(np.arange(100), labels, seed, 3, 0.25, 0.2), (0.6, 0.15, 0.25),
+                               strict=True):
+            expected = share * np.array([40, 40, 20])
+            assert (np.abs(np.bincount(labels[rows], minlength=3) - expected) <= 1).all()
+
+
+def test_split_of_a_client_is_the_one_it_would_make_alone() -> None:
+    rng = np.random.default_rng(1)
+    client, labels = rng.integers(4, size=200), rng.integers(3, size=200)
+    fed = Federation.from_arrays(rng.standard_normal((200, 2)), labels, client, seed=9)
+    for k in range(4):
+        pool = np.flatnonzero(client == k)
+        alone = split_rows(np.arange(len(pool)), labels[pool], 9, k, 0.25, 0.2)
+        for name, rows in zip(SPLITS, alone, strict=True):
+            assert np.array_equal(fed.split(name)[k], pool[rows])
+
+
+def test_split_depends_on_seed_and_client() -> None:
+    def tested(seed: int, client: int) -> list[int]:
+        return list(split_rows(np.arange(60), None, seed, client, 0.25, 0.2)[2])
+
+    assert tested(0, 0) == tested(0, 0)
+    assert tested(0, 0) != tested(1, 0)
+    assert tested(0, 0) != tested(0, 1)
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1, (1, 0, 0)), (2, (1, 0, 1)), (4, (2, 1, 1))])
+def test_a_small_client_trains_first(rows: int, sizes: tuple[int, ...]) -> None:
+    assert tuple(len(part) for part in split_rows(np.arange(rows), None, 0, 0, 0.25, 0.2)) == sizes
+
+
+def test_no_held_out_rows_when_none_are_wanted() -> None:
+    fed = make(test=0, validation=0)
+    assert fed.test.sizes.sum() == fed.validation.sizes.sum() == 0
+    assert fed.train.sizes.sum() == 240
+
+
+def test_clients_are_numbered_in_sorted_order_and_minus_one_is_nobody() -> None:
+    fed = Federation.from_arrays(np.zeros((6, 1)), np.zeros(6), ["b", "a", "b", "c", "a", "b"])
+    assert fed.names == ("a", "b", "c")
+    fed = Federation.from_arrays(np.zeros((6, 1)), np.zeros(6), [7, -1, 3, 3, -1, 7], test=0)
+    assert fed.names == ("3", "7")
+    assert list(fed.train[0]) == [2, 3]
+    assert list(fed.train[1]) == [0, 5]
+
+
+def test_kinds_of_targets() -> None:
+    ids = np.zeros(4, int)
+    labelled = Federation.from_arrays(np.zeros((4, 1)), np.array([0, 2, 1, 0], np.int32), ids)
+    assert labelled.classes == 3
+    assert labelled.y.dtype == torch.int64
+    assert Federation.from_arrays(np.zeros((4, 1)), [0, 2, 1, 0], ids, classes=10).classes == 10
+    assert Federation.from_arrays(np.zeros((4, 1)), [0.5, 2, 1, 0], ids).classes is None
+
+
+def test_dtype_changes_only_real_numbers() -> None:
+    fed = Federation.from_arrays(torch.zeros(4, 2, dtype=torch.uint8), [0, 1, 0, 1], np.zeros(4, int))
+    assert fed.to(torch.float64).x.dtype == torch.uint8
+    doubled = make().to(torch.float64)
+    assert doubled.x.dtype == torch.float64
+    assert doubled.y.dtype == torch.int64
+
+
+def test_from_datasets_takes_pairs_and_torch_datasets() -> None:
+    x, y = torch.randn(30, 2), torch.randint(0, 2, (30,))
+    pairs = [(x[:12].numpy(), y[:12].numpy()), (x[12:].numpy(), y[12:].numpy())]
+    wrapped = [TensorDataset(x[:12], y[:12]), TensorDataset(x[12:], y[12:])]
+    whole = Federation.from_arrays(x, y, [0] * 12 + [1] * 18, seed=5)
+    for datasets in (pairs, wrapped):
+        fed = Federation.from_datasets(datasets, seed=5)
+        assert fed.fingerprint() == whole.fingerprint()
+        assert fed.names == ("0", "1")
+
+
+def test_from_datasets_keeps_the_order_of_names() -> None:
+    hospitals = {"west": (np.ones((8, 1)), np.zeros(8)), "east": (np.zeros((8, 1)), np.zeros(8))}
+    fed = Federation.from_datasets(hospitals)
+    assert fed.names == ("west", "east")
+    assert bool((fed.x[torch.from_numpy(fed.train[0])] == 1).all())
+
+
+def test_fingerprint_changes_with_data_and_splits() -> None:
+    fed = make()
+    assert fed.fingerprint() == make().fingerprint()
+    x = fed.x.clone()
+    x[17, 1] += 1e-6
+    y = fed.y.clone()
+    y[3] = (y[3] + 1) % 3
+    others = [dataclasses.replace(fed, x=x), dataclasses.replace(fed, y=y), fed.to(torch.float64),
+              make(seed=1), make(test=0.3)]
+    assert len({f.fingerprint() for f in (fed, *others)}) == 6
+
+
+ZEROS = np.zeros((4, 1))
+
+
+@pytest.mark.parametrize(("x", "y", "client", "options", "message"), [
+    (ZEROS, np.zeros(3), np.zeros(4, int), {}, "x has 4 rows, y 3 and client 4"),
+    (ZEROS, np.zeros(4), np.zeros(4, int), {"test": 1.0}, "test must be a share in [0, 1), not 1.0"),
+    (ZEROS, np.zeros(4), np.zeros(4, int), {"validation": -0.1}, "validation must be a share in [0, 1)"),
+    (np.array([[0.0], [np.nan], [0.0], [0.0]]), np.zeros(4), np.zeros(4, int), {}, "value in row 1: impute"),
+    (np.array([[0.0], [0.0], [0.0], [np.inf]]), np.zeros(4), np.zeros(4, int), {}, "value in row 3: impute"),
+    (ZEROS, [0, 1, 5, 0], np.zeros(4, int), {"classes": 3}, "labels lie in 0..5, outside the range 0..2"),
+    (ZEROS, [0, -1, 1, 0], np.zeros(4, int), {}, "labels lie in -1..1, outside the range 0..1"),
+    (ZEROS, np.zeros(4), np.full(4, -1), {}, "zero clients"),
+    (ZEROS, np.zeros(4), [0] * 4, {"names": ["a", "b"]}, "1 clients with training rows, but 2 in"),
+    ([["a"]] * 4, np.zeros(4), np.zeros(4, int), {}, "x must hold numbers"),
+])
+def test_bad_arrays(x: object, y: object, client: object, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Federation.from_arrays(x, y, client, **options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("datasets", "message"), [
+    ([], "zero clients"),
+    ({"a": (np.zeros((2, 1)), np.zeros(2)), "b": ([], [])}, "client 'b' has no training data"),
+    ([TensorDataset(torch.zeros(0, 1), torch.zeros(0))], "client '0' has no training data"),
+    ([(np.zeros((2, 1)), np.zeros(2)), (np.zeros((2, 3)), np.zeros(2))], "different shapes: [(1,), (3,)]"),
+    # the rows add up, but would be paired with targets of the other client
+    ([(np.zeros((3, 1)), np.zeros(2)), (np.zeros((2, 1)), np.zeros(3))], "client '0' has 3 samples x but 2"),
+])
+def test_bad_datasets(datasets: Any, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Federation.from_datasets(datasets)
+    assert message in str(error.value)
+
+
+def test_a_client_without_training_rows_is_named() -> None:
+    some, none = Table.of([np.array([0]), np.array([], np.int64)]), Table.of([np.array([], np.int64)] * 2)
+    with pytest.raises(UsageError, match="client 'east' has no training data"):
+        Federation(torch.zeros(1, 1), torch.zeros(1), some, none, none, None, ("west", "east"))
