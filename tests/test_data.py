@@ -89,10 +89,10 @@ def test_logistic_fit_recovers_the_true_model() -> None:
     def closure() -> Tensor:
         solver.zero_grad()
         loss = cross_entropy(layer(samples.x), samples.y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
-    solver.step(closure)  # type: ignore[no-untyped-call]
+    solver.step(closure)
     fit = torch.nn.utils.parameters_to_vector(layer.parameters()).detach()
     p, q = (log_probabilities(m, samples.x, 3).exp() for m in (fit, samples.truth["models"][0]))
     assert (p - q).abs().mean() < 0.02
@@ -201,7 +201,7 @@ def test_spec_defaults() -> None:
     ({"clients": 2.5}, "data.clients must be integer, not 2.5"),
     ({"seed": -1}, "data.seed must be at least 0, not -1"),
     ({"test": 1}, "data.test must be less than 1, not 1"),
-    ({"validation": float("nan")}, "data.validation must be a number, not nan"),
+    ({"validation": float("nan")}, "data.validation must be a finite number, not nan"),
     ({"partition": "dirichlet", "alpha": "low"}, "data.alpha must be number, not 'low'"),
     ({"dataset": "quadratics", "kappa": 0.5}, "quadratics.kappa must be at least 1, not 0.5"),
 ])
@@ -247,18 +247,26 @@ def test_truth_is_dropped_when_the_clients_are_not_the_natural_ones() -> None:
     assert not data.federation("logistic", clients=3, partition="iid").truth
 
 
-def test_owners_that_are_text_name_the_clients() -> None:
-    @dataclass(frozen=True)
-    class Sites(Dataset):
-        name: ClassVar[str] = "sites"
+@dataclass(frozen=True)
+class Sites(Dataset):
+    """Two sites with names."""
 
-        def load(self, clients: int, seed: int) -> Samples:
-            owner = np.array(["west"] * 8 + ["east"] * 8)
-            return Samples(torch.arange(16.0)[:, None], torch.zeros(16), None, owner)
+    name: ClassVar[str] = "sites"
+    natural: ClassVar[bool] = True
+    default_clients: ClassVar[int] = 2
 
-    fed = DataSpec(Sites(), PARTITIONS["natural"](), clients=2).federation()
+    def load(self, clients: int, seed: int) -> Samples:
+        owner = np.array(["west"] * 8 + ["east"] * 8)
+        return Samples(torch.arange(16.0)[:, None], torch.zeros(16), None, owner)
+
+
+def test_a_dataset_with_named_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS, "sites", Sites)
+    fed = data.federation("sites")
     assert fed.names == ("east", "west")
     assert bool((fed.x[torch.from_numpy(fed.train[0])] >= 8).all())
+    with pytest.raises(UsageError, match="clients = 3, but the data has 2 natural owners: set clients = 2"):
+        data.federation("sites", clients=3)
 
 
 def test_partitions_report_what_the_data_lacks() -> None:

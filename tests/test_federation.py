@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from descant.errors import UsageError
-from descant.federation import Federation, SplitName, Table, split_rows
+from descant.pool import Federation, SplitName, Table, split_rows
 
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
@@ -159,7 +159,7 @@ ZEROS = np.zeros((4, 1))
     (ZEROS, [0, -1, 1, 0], np.zeros(4, int), {}, "labels lie in -1..1, outside the range 0..1"),
     (ZEROS, np.zeros(4), np.full(4, -1), {}, "zero clients"),
     (ZEROS, np.zeros(4), [0] * 4, {"names": ["a", "b"]}, "1 clients with training rows, but 2 in"),
-    ([["a"]] * 4, np.zeros(4), np.zeros(4, int), {}, "x must hold numbers"),
+    ([["a"]] * 4, np.zeros(4), np.zeros(4, int), {}, "x must be an array of numbers"),
 ])
 def test_bad_arrays(x: object, y: object, client: object, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as error:

@@ -167,7 +167,7 @@ def test_impossible_requests(
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: Dirichlet(0.0), "dirichlet.alpha must be greater than 0, not 0"),
     (lambda: Dirichlet(-1.0), "dirichlet.alpha must be greater than 0, not -1"),
-    (lambda: Dirichlet(float("inf")), "dirichlet.alpha must be less than inf"),
+    (lambda: Dirichlet(float("inf")), "dirichlet.alpha must be a finite number, not inf"),
     (lambda: Dirichlet(min_size=0), "dirichlet.min_size must be at least 1, not 0"),
     (lambda: Classes(0), "classes.classes_per_client must be at least 1, not 0"),
 ])

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from descant.errors import DescantError, UsageError
     from descant.experiment.config import Experiment
     from descant.experiment.run import Run
-    from descant.federation import Federation
+    from descant.pool import Federation
     from descant.prior import Flat, Gaussian
-    from descant.solve import SGD, Adam, Proximal, descend, solve
+    from descant.solve import SGD, Adam, Proximal
     from descant.task import Batch, FunctionTask, ModuleTask, Task
     from descant.vector import Model
 
@@ -28,10 +28,9 @@ _HOME = {
     "federation": "descant.data",
     "DescantError": "descant.errors", "UsageError": "descant.errors",
     "Experiment": "descant.experiment.config", "Run": "descant.experiment.run",
-    "Federation": "descant.federation",
+    "Federation": "descant.pool",
     "Flat": "descant.prior", "Gaussian": "descant.prior",
     "SGD": "descant.solve", "Adam": "descant.solve", "Proximal": "descant.solve",
-    "descend": "descant.solve", "solve": "descant.solve",
     "Batch": "descant.task", "FunctionTask": "descant.task", "ModuleTask": "descant.task",
     "Task": "descant.task",
     "Model": "descant.vector",
@@ -41,7 +40,7 @@ _MODULES = ("algorithms", "data", "models")
 __all__ = [
     "SGD", "Adam", "Algorithm", "Batch", "DescantError", "Experiment", "Federation", "Flat", "FunctionTask",
     "Gaussian", "Message", "Model", "ModuleTask", "Proximal", "Round", "Run", "Task", "UsageError",
-    "__version__", "algorithms", "data", "descend", "federation", "load", "models", "resume", "run", "solve",
+    "__version__", "algorithms", "data", "federation", "load", "models", "resume", "run",
 ]
 
 

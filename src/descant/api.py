@@ -14,8 +14,8 @@ from descant.errors import UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import parse_algorithm
 from descant.experiment.run import Observer, Run, Setup
-from descant.federation import Federation
 from descant.models import MODELS, ModelSpec, NetworkSpec, TaskSpec, make_task
+from descant.pool import Federation
 from descant.task import Loss, LossName, Task
 
 
@@ -46,7 +46,8 @@ def run(
     federation = federation.to(settings.torch_dtype)
     task = make_task(model, federation, loss=loss, dtype=settings.torch_dtype, seed=settings.seed)
     if task.dtype != settings.torch_dtype:
-        raise UsageError(f"the task is in {task.dtype}, but train.dtype is {settings.dtype}: make them the same")
+        raise UsageError(f"the task is in {task.dtype}, but train.dtype is {settings.dtype}: "
+                         "make them the same")
     setup = Setup(method, task, federation, settings, fields.parse(Eval, eval or {}, "eval"),
                   _origin(federation, model, loss))
     if not resume:

@@ -9,6 +9,8 @@ back (`dump`), and `descant show` can print each field with its default and its 
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -68,14 +70,15 @@ def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key in table:
         if key not in known:
-            raise unknown("field", f"{where}.{key}", [f"{where}.{name}" for name in known])
+            raise unknown(f"{where} field", key, known)
     return cls(**{key: coerce(value, hints[key], f"{where}.{key}") for key, value in table.items()})
 
 
 def dump(value: Any) -> Any:
     """The plain TOML value of an object: a table for a dataclass, without its absent fields."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        name = {"name": value.name} if _is_named(type(value)) else {}
+        kind: Any = type(value)
+        name = {"name": kind.name} if _is_named(kind) else {}
         items = ((f.name, dump(getattr(value, f.name))) for f in dataclasses.fields(value))
         return name | {key: item for key, item in items if item is not None}
     if isinstance(value, list | tuple):
@@ -92,8 +95,7 @@ def coerce(value: Any, hint: Any, path: str) -> Any:
             return result
     tables = [option for option in options if dataclasses.is_dataclass(option)]
     if tables and isinstance(value, Mapping):
-        names = {option.name: option for option in tables if _is_named(option)}
-        raise unknown(f"{path}.name", value.get("name"), names)
+        raise unknown(f"{path}.name", value.get("name"), [_title(option) for option in tables])
     if all(get_origin(option) is Literal for option in options):
         raise unknown(path, value, [str(a) for option in options for a in get_args(option)])
     raise UsageError(f"{path} must be {type_name(hint)}, not {value!r}")
@@ -166,15 +168,17 @@ def _title(cls: Any) -> str:
 def _check_bounds(value: Any, bounds: Mapping[str, float], path: str) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
-    rules = {
-        "low": (lambda b: value >= b, "at least"),
-        "above": (lambda b: value > b, "greater than"),
-        "high": (lambda b: value <= b, "at most"),
-        "below": (lambda b: value < b, "less than"),
-    }
-    if value != value:  # NaN passes no comparison, and would be reported as out of range
-        raise UsageError(f"{path} must be a number, not nan")
+    if not math.isfinite(value):
+        raise UsageError(f"{path} must be a finite number, not {value}")
     for kind, bound in bounds.items():
-        holds, words = rules[kind]
-        if not holds(bound):
+        holds, words = _RULES[kind]
+        if not holds(value, bound):
             raise UsageError(f"{path} must be {words} {bound:g}, not {value:g}")
+
+
+_RULES = {
+    "low": (operator.ge, "at least"),
+    "above": (operator.gt, "greater than"),
+    "high": (operator.le, "at most"),
+    "below": (operator.lt, "less than"),
+}

@@ -44,9 +44,9 @@ def rewire(module: nn.Module) -> Context:
             if not layer.track_running_stats or layer.momentum is None:
                 raise UsageError(f"layer {name!r}: BatchNorm needs track_running_stats=True and a "
                                  "momentum; without, predictions depend on who else is in the batch")
-            layer.forward = partial(_batch_norm, context, name, layer)
+            layer.forward = partial(_batch_norm, context, name, layer)  # type: ignore[method-assign]
         elif isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            layer.forward = partial(_dropout, context, layer)
+            layer.forward = partial(_dropout, context, layer)  # type: ignore[method-assign]
             context.draws_needed = True
         elif isinstance(layer, _InstanceNorm) and layer.track_running_stats:
             raise UsageError(f"layer {name!r}: use InstanceNorm without track_running_stats")

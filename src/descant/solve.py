@@ -48,7 +48,7 @@ class SGD(Checked):
 class AdamState(NamedTuple):
     first: Tensor  # [d] mean of the gradients
     second: Tensor  # [d] mean of their squares
-    count: Tensor  # [] steps made
+    steps: Tensor  # [] made so far
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class Adam(Checked):
     def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: AdamState
              ) -> tuple[Tensor, AdamState]:
         g = gradient + prior.grad(theta) + self.weight_decay * theta
-        count = state.count + 1
+        steps = state.steps + 1
         first = torch.lerp(g, state.first, self.beta1)
         second = torch.lerp(g.square(), state.second, self.beta2)
-        denominator = (second / (1 - self.beta2**count)).sqrt() + self.eps
-        theta = theta - self.lr * (first / (1 - self.beta1**count)) / denominator
-        return theta, AdamState(first, second, count)
+        denominator = (second / (1 - self.beta2**steps)).sqrt() + self.eps
+        theta = theta - self.lr * (first / (1 - self.beta1**steps)) / denominator
+        return theta, AdamState(first, second, steps)
 
 
 @dataclass(frozen=True)

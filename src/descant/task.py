@@ -14,8 +14,8 @@ from torch.func import functional_call, grad
 
 from descant import meter
 from descant.errors import UsageError
-from descant.federation import Federation
 from descant.layers import Context, rewire
+from descant.pool import Federation
 from descant.vector import Layout, Model
 
 LossName: TypeAlias = Literal["cross_entropy", "binary_cross_entropy", "mse"]

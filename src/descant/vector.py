@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from descant.errors import UsageError
 
@@ -49,7 +50,7 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         for name, parameter in module.named_parameters():
-            if isinstance(parameter, UninitializedTensorMixin):
+            if is_lazy(parameter):
                 raise UsageError(f"parameter {name!r} of the model is not initialised yet (a lazy layer): "
                                  "call the model once on a batch before handing it over")
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -107,7 +108,7 @@ class Layout:
         return mask
 
 
-def _slices(module: nn.Module, tensors: dict[str, Tensor]) -> tuple[Slice, ...]:
+def _slices(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[Slice, ...]:
     slices, start = [], 0
     for name, tensor in tensors.items():
         owner = module.get_submodule(name.rpartition(".")[0])

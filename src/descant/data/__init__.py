@@ -8,7 +8,7 @@ from descant.data.datasets import DATASETS
 from descant.data.partitions import PARTITIONS
 from descant.data.samples import Samples
 from descant.data.spec import DataSpec
-from descant.federation import Federation
+from descant.pool import Federation
 
 __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "Samples", "federation"]
 

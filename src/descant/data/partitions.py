@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -102,7 +101,7 @@ class Dirichlet(Partition):
 
     name: ClassVar[str] = "dirichlet"
 
-    alpha: float = hyper(0.5, "concentration: small is heterogeneous, large is iid", above=0, below=math.inf)
+    alpha: float = hyper(0.5, "concentration: small is heterogeneous, large is iid", above=0)
     min_size: int = hyper(10, "least number of rows of a client", low=1)
 
     def assign(

@@ -13,8 +13,8 @@ from descant.data.datasets import DATASETS
 from descant.data.partitions import PARTITIONS, Natural, Partition
 from descant.data.samples import Dataset
 from descant.errors import unknown
-from descant.federation import Federation
 from descant.fields import Checked, hyper
+from descant.pool import Federation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,9 +34,9 @@ class Quadratics(Dataset):
 
     dim: int = hyper(10, "number of parameters", low=1)
     rows: int = hyper(20, "rows per client", low=1)
-    kappa: float = hyper(10.0, "condition number of every H_i", low=1, below=math.inf)
-    spread: float = hyper(1.0, "standard deviation of the optima around their centre", low=0, below=math.inf)
-    noise: float = hyper(0.0, "standard deviation of y around the optimum", low=0, below=math.inf)
+    kappa: float = hyper(10.0, "condition number of every H_i", low=1)
+    spread: float = hyper(1.0, "standard deviation of the optima around their centre", low=0)
+    noise: float = hyper(0.0, "standard deviation of y around the optimum", low=0)
 
     def load(self, clients: int, seed: int) -> Samples:
         centre = stream(seed, "quadratics centre").standard_normal(self.dim)
@@ -82,11 +82,9 @@ class Logistic(Dataset):
     dim: int = hyper(20, "number of features", low=1)
     classes: int = hyper(5, "number of classes", low=2)
     rows: int = hyper(100, "rows per client, on average", low=_LEAST_ROWS)
-    heterogeneity: float = hyper(0.5, "size of a client's deviation from its centre (common model: 1)",
-                                 low=0, below=math.inf)
+    heterogeneity: float = hyper(0.5, "size of a client's deviation from its centre (common model: 1)", low=0)
     clusters: int = hyper(1, "number of centres", low=1)
-    separation: float = hyper(1.0, "size of a centre's deviation from the common model (which has 1)",
-                              low=0, below=math.inf)
+    separation: float = hyper(1.0, "size of a centre's deviation from the common model (which has 1)", low=0)
     imbalance: float = hyper(0.0, "sigma of the log-normal that scales the clients' sizes (0: all equal)",
                              low=0, high=3)
 

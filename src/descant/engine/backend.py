@@ -23,6 +23,7 @@ class Backend(ABC):
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         """The job's results; `message.each` and `states` have a row per client."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give back what the backend holds."""
 
@@ -41,3 +42,6 @@ class InProcess(Backend):
                                       Message(message.shared, take(message.each, part)), take(states, part)))
             for start, part in self._chunks(clients)
         ])
+
+    def close(self) -> None:
+        """Nothing is held."""

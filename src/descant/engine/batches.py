@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from descant import meter, random
-from descant.federation import Federation, SplitName, Table
-from descant.fields import Checked, hyper
 from descant.errors import UsageError
+from descant.fields import Checked, hyper
+from descant.pool import Federation, SplitName, Table
 from descant.task import Batch, inputs
 from descant.tree import Tree, map_tree
 
@@ -187,7 +187,8 @@ def plan_chunk(
     tensors = ClientTensors(
         torch.from_numpy(sizes).to(dtype), torch.from_numpy(steps), torch.from_numpy(keys),
         torch.from_numpy(rows), torch.from_numpy(np.where(is_active, shape, widths)),
-        *(torch.from_numpy(table) for table in tables.values()), torch.from_numpy(counts),
+        torch.from_numpy(tables["train"]), torch.from_numpy(tables["validation"]),
+        torch.from_numpy(tables["test"]), torch.from_numpy(counts),
     )
     return plan, tensors
 

@@ -117,5 +117,8 @@ def measure(training: Training, forms: Templates, cohort: int, chunk: int, worke
 def _agree(alone: Outcome, together: Outcome) -> bool:
     """Whether the clients that both ways ran came out alike, up to rounding."""
     both = min(len(alone.done), len(together.done))
-    pairs = zip(leaves(take(alone.values, slice(both))), leaves(take(together.values, slice(both))), strict=True)
-    return both > 0 and all(torch.allclose(a, b, rtol=1e-2, atol=1e-3) for (_, a), (_, b) in pairs)
+    if not both:
+        return False
+    rows = (take(outcome.values, slice(both)) for outcome in (alone, together))
+    pairs = zip(*(leaves(row) for row in rows), strict=True)
+    return all(torch.allclose(a, b, rtol=1e-2, atol=1e-3) for (_, a), (_, b) in pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +15,13 @@ from descant.engine.batches import BLOCK
 from descant.engine.rounds import Training
 from descant.engine.settings import Eval
 from descant.engine.work import Scores
-from descant.federation import Federation, SplitName
+from descant.pool import Federation, SplitName
 from descant.random import stream
 from descant.task import Batch, Task, inputs
+from descant.tree import nbytes
 from descant.vector import Model
 
+STATES_AT_ONCE = 256 * 2**20  # bytes
 HIGHER_IS_BETTER = {"loss": False, "mse": False, "r2": True, "accuracy": True, "balanced_accuracy": True}
 
 
@@ -50,9 +53,7 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
                         for _ in Scores._fields))
     newcomer = ~store.took_part(clients)
     failed: dict[int, str] = {}
-    for is_new, at in ((False, np.flatnonzero(~newcomer)), (True, np.flatnonzero(newcomer))):
-        if not len(at):
-            continue
+    for is_new, at in _groups(newcomer, nbytes(store.template)):
         group = clients[at]
         facts = training.round_of(group)
         message = (work.algorithm.newcomer if is_new else work.algorithm.broadcast)(training.server, facts)
@@ -68,6 +69,15 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
     if model is not None:
         shared, pooled = _score_one_model(work.task, model, work.federation, clients)
     return Evaluation(training.number, clients, newcomer, names, personal, shared, pooled, failed)
+
+
+def _groups(newcomer: np.ndarray, state_bytes: int) -> Iterator[tuple[bool, np.ndarray]]:
+    """Positions of clients of one kind, so many at a time that their states take little memory."""
+    size = max(64, STATES_AT_ONCE // max(1, state_bytes))
+    for is_new in (False, True):
+        at = np.flatnonzero(newcomer == is_new)
+        for start in range(0, len(at), size):
+            yield is_new, at[start : start + size]
 
 
 def _score_one_model(task: Task, model: Model, federation: Federation, clients: np.ndarray
@@ -103,21 +113,22 @@ def _score_one_model(task: Task, model: Model, federation: Federation, clients: 
 
 def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
     """The figures of a round for people and files: {"personal": ..., "global": ...}."""
-    n_of = {"validation": federation.validation.sizes, "test": federation.test.sizes}
+    n_of = {"validation": federation.validation.sizes[evaluation.clients],
+            "test": federation.test.sizes[evaluation.clients]}
 
     def figures(scores: Scores) -> dict[str, Any]:
         return {
             short: {
-                name: _spread(values[:, k].double().numpy(), n_of[split][evaluation.clients], name)
+                name: _spread(getattr(scores, split)[:, k].double().numpy(), n_of[split], name)
                 for k, name in enumerate(evaluation.metrics)
             }
-            for short, split, values in (("test", "test", scores.test), ("val", "validation", scores.validation))
+            for short, split in (("test", "test"), ("val", "validation"))
         }
 
     summary: dict[str, Any] = {"personal": figures(evaluation.personal) | {
         "clients": len(evaluation.clients), "newcomers": int(evaluation.newcomer.sum()),
         "failed": len(evaluation.failed),
-        "without_val": int((n_of["validation"][evaluation.clients] == 0).sum())}}
+        "without_val": int((n_of["validation"] == 0).sum())}}
     if evaluation.shared is not None:
         summary["global"] = figures(evaluation.shared)
         if evaluation.pooled is not None:

@@ -48,7 +48,7 @@ class Processes(Backend):
     def __init__(self, work: Work, chunk: int, workers: int, templates: Templates) -> None:
         super().__init__(work, chunk)
         self._templates = templates
-        context = torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        context: Any = torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         given = max(_room(m.shared, 1) + _room(m.each, chunk) for m in templates[:2])
         given += _room(templates.state, chunk)
         made = max(_room(template, chunk) for template in work.templates.values())
@@ -79,10 +79,10 @@ class Processes(Backend):
                 self._send(worker, (job, clients[part], number))
                 busy[self._pipes[worker]] = (worker, start)
             for pipe in wait(list(busy)):
-                worker, start = busy.pop(pipe)  # type: ignore[index, call-overload]
+                worker, start = busy.pop(pipe)  # type: ignore[call-overload]
                 done, failed, grad_steps = self._receive(worker)
-                rows = map_tree(lambda t, n=len(done): t.expand(n, *t.shape), self.work.templates[job])
-                values = _unpack(self._slots[worker].outputs, rows, copy=True) if len(done) else ()
+                form = _rows(self.work.templates[job], len(done))
+                values = _unpack(self._slots[worker].outputs, form, copy=True) if len(done) else ()
                 outcomes.append((start, Outcome(done, values, failed, grad_steps)))
                 idle.append(worker)
         return gather(sorted(outcomes, key=lambda outcome: outcome[0]))
@@ -144,11 +144,7 @@ def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> No
 def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.ndarray, number: int) -> Any:
     message, newcomer, state = templates
     sent = newcomer if job in ("score_newcomer", "adapt") else message
-
-    def row(t: Tensor) -> Tensor:
-        return t.expand(len(clients), *t.shape)
-
-    form = (Message(sent.shared, map_tree(row, sent.each)), map_tree(row, state))
+    form = (Message(sent.shared, _rows(sent.each, len(clients))), _rows(state, len(clients)))
     try:
         own, states = _unpack(slot.inputs, form, copy=False)
         done, values, failed, grad_steps = work.execute(job, clients, number, own, states)
@@ -157,6 +153,11 @@ def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return done, failed, grad_steps
+
+
+def _rows(template: Tree, count: int) -> Tree:
+    """The form of that many rows."""
+    return map_tree(lambda t: t.expand(count, *t.shape), template)
 
 
 def _room(template: Tree, rows: int) -> int:

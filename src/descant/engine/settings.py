@@ -17,7 +17,7 @@ class Train(Checked):
     rounds: int = hyper(50, "rounds of training", low=1)
     cohort: int | Literal["all"] = hyper("all", "clients sampled in each round", low=1)
     batch: int | Literal["full"] = hyper(20, "samples in a batch", low=1)
-    local: LocalWork = hyper(LocalWork(steps=20), "a client's work in a round: { steps = n } or { epochs = n }")
+    local: LocalWork = hyper(LocalWork(steps=20), "a client's work: { steps = n } or { epochs = n }")
     participation: Literal["cohort", "all"] = hyper(
         "cohort", "who trains: the cohort, or everyone with only the cohort aggregated")
     drop: float = hyper(0.0, "share of each round's clients that drop out at random before they start",
@@ -26,8 +26,8 @@ class Train(Checked):
     dtype: Literal["float32", "float64"] = hyper("float32", "precision of the models")
     backend: Literal["auto", "loop", "vectorised", "processes"] = hyper(
         "auto", "how clients are run; auto measures once")
-    chunk: int | None = hyper(None, "clients run together (vectorised, processes); absent: fitted to the model",
-                              low=1)
+    chunk: int | None = hyper(
+        None, "clients run together (vectorised, processes); absent: fitted to the model", low=1)
     workers: int | None = hyper(None, "worker processes (processes); absent: one per core", low=1)
 
     @property
@@ -38,8 +38,8 @@ class Train(Checked):
         if self.cohort == "all":
             return population
         if self.cohort > population:
-            raise UsageError(f"train.cohort is {self.cohort}, but the federation has only {population} clients: "
-                             f'take at most {population}, or "all"')
+            raise UsageError(f"train.cohort is {self.cohort}, but the federation has only {population} "
+                             f'clients: take at most {population}, or "all"')
         return self.cohort
 
 

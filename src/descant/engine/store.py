@@ -74,8 +74,8 @@ def require_files(directory: Path, template: Tree, population: int) -> None:
         path, size = directory / f"{name}.bin", population * leaf.numel() * leaf.element_size()
         found = path.stat().st_size if path.exists() else 0
         if found != size:
-            raise DescantError(f"the checkpoint is damaged: {path} has {found} bytes, expected {size}; restore "
-                               "it from a copy, or start the run anew")
+            raise DescantError(f"the checkpoint is damaged: {path} has {found} bytes, expected {size}; "
+                               "restore it from a copy, or start the run anew")
 
 
 def _write_all(file: int, data: bytes, offset: int) -> None:
@@ -106,7 +106,7 @@ class ClientStore:
         }
 
     def took_part(self, clients: np.ndarray) -> np.ndarray:
-        return self.last_round[clients] > 0
+        return np.asarray(self.last_round[clients] > 0)
 
     def read(self, clients: np.ndarray) -> Tree:
         """The states of clients (ascending), with a leading axis."""

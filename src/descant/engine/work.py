@@ -18,8 +18,8 @@ from torch.func import vmap
 from descant.algorithm import Algorithm, Message
 from descant.engine.batches import BLOCK, LocalWork, Plan, View, plan_chunk
 from descant.errors import DescantError
-from descant.federation import Federation, SplitName
 from descant.meter import metered
+from descant.pool import Federation, SplitName
 from descant.task import Task
 from descant.tree import Tree, concat, leaves, map_tree, stack, take
 
@@ -72,7 +72,8 @@ class Work:
                 pass  # somebody in this chunk fails: find out who, one by one
         return self._one_by_one(job, clients, number, message, states)
 
-    def _one_by_one(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+    def _one_by_one(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
+                    ) -> Outcome:
         done, rows, failed, grad_steps = [], [], {}, 0
         for k in range(len(clients)):
             own = Message(message.shared, take(message.each, k))
@@ -116,7 +117,8 @@ class Work:
             work = LocalWork(steps=steps)
         purpose = "local" if job == "local" else "personal"
         return plan_chunk(self.federation, clients, seed=self.seed, purpose=purpose, number=number,
-                          batch=self.batch, work=work, dtype=self.task.dtype, draws=self.task.draws, splits=splits)
+                          batch=self.batch, work=work, dtype=self.task.dtype, draws=self.task.draws,
+                          splits=splits)
 
     def rehearse(self, job: Job, message: Message, state: Tree) -> None:
         """Learn the shape of a job's result from a client that has no batches, which costs nothing.

@@ -114,7 +114,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and facts of a checkpoint file, checked."""
     try:
         with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
             facts = json.loads((file.metadata() or {}).get("descant", "null"))
     except FileNotFoundError:
         raise DescantError(f"{path} is missing: there is no checkpoint to resume from") from None
@@ -145,7 +145,8 @@ def _crc(tensors: dict[str, Tensor]) -> int:
 
 
 def _tree(tensors: dict[str, Tensor], prefix: str, template: Tree) -> Tree:
-    found = {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
+    found = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()
+             if name.startswith(f"{prefix}.")}
     missing = [name for name, _ in leaves(template) if name not in found]
     if missing:
         raise DescantError(f"the checkpoint has no {prefix}.{missing[0]}: it belongs to another method")

@@ -19,7 +19,8 @@ from descant.models import MCLR, MODELS, ModelSpec
 
 SECTIONS = ("data", "model", "algorithm", "train", "eval")
 CHOICES: dict[str, Mapping[str, Any]] = {  # the fields that name an entry of a registry
-    "algorithm.name": ALGORITHMS, "model.name": MODELS, "data.dataset": DATASETS, "data.partition": PARTITIONS,
+    "algorithm.name": ALGORITHMS, "model.name": MODELS,
+    "data.dataset": DATASETS, "data.partition": PARTITIONS,
 }
 
 
@@ -115,7 +116,7 @@ def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, An
             place[key] = dict(inner)
             place = place[key]
         value = _value(text.strip())
-        old = CHOICES.get(path.strip(), {}).get(place.get(keys[-1]))
+        old = CHOICES.get(path.strip(), {}).get(str(place.get(keys[-1])))
         if old is not None and value != old.name:
             for field in fields.describe(old):
                 place.pop(field.name, None)

@@ -28,7 +28,7 @@ from descant.engine.settings import Eval, Train
 from descant.errors import DescantError, UsageError
 from descant.experiment.config import Experiment, read_toml
 from descant.experiment.files import append, write_atomic
-from descant.federation import Federation
+from descant.pool import Federation
 
 if TYPE_CHECKING:
     from descant.experiment.run import Setup
@@ -149,8 +149,8 @@ def summary(history: list[dict[str, Any]], best_round: int | None, setup: Setup)
     evaluated = {row["round"]: row for row in history if "personal" in row}
 
     def figures(number: int | None) -> dict[str, Any] | None:
-        row = evaluated.get(number) if number is not None else None
-        return None if row is None else {key: row[key] for key in ("round", "personal", "global") if key in row}
+        row = evaluated.get(number, {}) if number is not None else {}
+        return {key: row[key] for key in ("round", "personal", "global") if key in row} or None
 
     totals = {key: sum(row[key] for row in history)
               for key in ("grad_steps", "bytes_down", "bytes_up", "rejected")}

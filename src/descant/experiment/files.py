@@ -52,7 +52,8 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise DescantError(f"another process is working in {directory}: wait for it, or stop it") from None
+            raise DescantError(f"another process is working in {directory}: wait for it, or stop it"
+                               ) from None
         yield
     finally:
         os.close(descriptor)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import tomli_w
 import torch
 from torch import nn
 
@@ -32,7 +31,7 @@ from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Keeper, Snapshot
 from descant.experiment.config import Experiment, differences
 from descant.experiment.files import locked
-from descant.federation import Federation
+from descant.pool import Federation
 from descant.report.curve import draw_curve
 from descant.task import ModuleTask, Task
 from descant.tree import Tree, take
@@ -166,7 +165,8 @@ class Run:
 
     def _module(self, model: Tree) -> nn.Module:
         if not isinstance(self.setup.task, ModuleTask) or not isinstance(model, Model):
-            raise UsageError("what the clients of this run predict with is not one nn.Module: use run.personal")
+            raise UsageError("what the clients of this run predict with is not one nn.Module: "
+                             "use run.personal")
         return self.setup.task.module(model)
 
     # -- how it is made --------------------------------------------------------------------------
@@ -298,8 +298,9 @@ def _check(out: Path, setup: Setup) -> bool:
     if not (kept / "state.safetensors").exists() and not (kept / "journal.safetensors").exists():
         return False
     if changed := differences(checkpoint.identity(kept), setup.identity()):
-        raise UsageError(f"{out} cannot be resumed with a changed setup ({changed[0].removeprefix('config.')}): "
-                         "put it back, or start a new run")
+        first = changed[0].removeprefix("config.")
+        raise UsageError(f"{out} cannot be resumed with a changed setup ({first}): put it back, "
+                         "or start a new run")
     template = setup.algorithm.init_client(setup.task, setup.task.init())
     for part in (kept / "clients", kept / "best" / "clients"):
         require_files(part, template, setup.federation.population)

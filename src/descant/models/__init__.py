@@ -10,11 +10,11 @@ from torch import nn
 
 from descant import fields
 from descant.errors import UsageError, unknown
-from descant.federation import Federation
 from descant.fields import hyper
 from descant.models.base import NetworkSpec, TaskSpec
 from descant.models.linear import DNN, MCLR
 from descant.models.quadratic import Quadratic
+from descant.pool import Federation
 from descant.random import key
 from descant.task import LOSSES, Loss, LossName, ModuleTask, Task, default_loss
 
@@ -42,8 +42,8 @@ class ModelSpec(fields.Checked):
         return cls(fields.parse(MODELS[name], own, where), loss=table.get("loss"))
 
     def dump(self) -> dict[str, Any]:
-        loss = {} if self.loss is None else {"loss": self.loss}
-        return fields.dump(self.model) | loss
+        table: dict[str, Any] = fields.dump(self.model)
+        return table if self.loss is None else table | {"loss": self.loss}
 
     def task(self, federation: Federation, dtype: torch.dtype, seed: int) -> Task:
         return make_task(self.model, federation, loss=self.loss, dtype=dtype, seed=seed)
@@ -76,6 +76,7 @@ def make_task(
             model = model.network(tuple(federation.x.shape[1:]), outputs)
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a name, an nn.Module or a Task, not {type(model).__name__}")
-    task = ModuleTask(model, loss or default_loss(federation.classes), classes=federation.classes, dtype=dtype)
+    loss = loss or default_loss(federation.classes)
+    task = ModuleTask(model, loss, classes=federation.classes, dtype=dtype)
     task.check(federation)
     return task

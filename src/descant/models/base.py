@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from descant.federation import Federation
 from descant.fields import Checked
+from descant.pool import Federation
 from descant.task import Task
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from descant.errors import UsageError
-from descant.federation import Federation
 from descant.models.base import TaskSpec
+from descant.pool import Federation
 from descant.task import FunctionTask, Task
 
 

@@ -91,14 +91,14 @@ class Federation:
         return dataclasses.replace(self, x=x, y=y)
 
     def fingerprint(self) -> str:
-        """A hash of everything: two federations with one fingerprint are the same."""
-        digest = hashlib.sha256()
+        """A hash of the clients, their samples and their splits."""
+        digest = hashlib.sha256(repr((self.classes, self.names)).encode())
         for tensor in (self.x, self.y):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
+            digest.update(tensor.contiguous().numpy().data)
         for table in (self.train, self.validation, self.test):
-            digest.update(table.offsets.tobytes())
-            digest.update(table.indices.tobytes())
+            digest.update(table.offsets.data)
+            digest.update(table.indices.data)
         return digest.hexdigest()[:16]
 
     @classmethod
@@ -129,13 +129,15 @@ class Federation:
         for name, share in (("test", test), ("validation", validation)):
             if not 0 <= share < 1:
                 raise UsageError(f"{name} must be a share in [0, 1), not {share}")
-        if xt.is_floating_point() and not bool(torch.isfinite(xt).all()):
-            row = int(torch.nonzero(~torch.isfinite(xt).reshape(len(xt), -1).all(1))[0])
-            raise UsageError(f"x has a missing or infinite value in row {row}: impute it first")
+        for name, values in (("x", xt), ("y", yt)):
+            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                row = int(torch.nonzero(~torch.isfinite(values).reshape(len(values), -1).all(1))[0])
+                raise UsageError(f"{name} has a missing or infinite value in row {row}: impute it first, "
+                                 "or leave the row out")
         if not yt.is_floating_point():
             yt = yt.long()
             classes = classes if classes is not None else int(yt.max()) + 1 if len(yt) else 1
-        labels = yt.numpy() if classes is not None else None
+        labels = yt.numpy() if classes is not None and yt.dim() == 1 else None  # what to stratify by
 
         owners, rows = _rows_by_owner(ids)
         splits = [split_rows(r, None if labels is None else labels[r], seed, k, test, validation)
@@ -160,9 +162,10 @@ class Federation:
                 raise UsageError(f"client {name!r} has no training data: give it some, "
                                  "or leave it out of the federation")
         pairs = [_as_pair(dataset) for dataset in datasets.values()]
-        shapes = {tuple(x.shape[1:]) for x, _ in pairs}
-        if len(shapes) > 1:
-            raise UsageError(f"the clients' samples have different shapes: {sorted(shapes)}")
+        for part, name in enumerate(("samples", "targets")):
+            shapes = {tuple(pair[part].shape[1:]) for pair in pairs}
+            if len(shapes) > 1:
+                raise UsageError(f"the clients' {name} have different shapes: {sorted(shapes)}")
         client = np.repeat(np.arange(len(pairs)), [len(x) for x, _ in pairs])
         x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
         return cls.from_arrays(x, y, client, names=list(datasets), **options)
@@ -206,8 +209,8 @@ def _rows_by_owner(ids: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
 def _as_tensor(values: Any, name: str) -> Tensor:
     try:
         return torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
-    except TypeError as error:
-        raise UsageError(f"{name} must hold numbers: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name} must be an array of numbers: {error}") from None
 
 
 def _is_pair(dataset: Any) -> bool:

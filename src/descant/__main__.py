@@ -1,0 +1,5 @@
+"""python -m descant"""
+
+from descant.cli import main
+
+main()

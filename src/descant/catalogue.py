@@ -1,0 +1,125 @@
+"""What there is to choose from: every registry entry, described from its class."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tomli_w
+from rich.console import Console
+from rich.table import Table
+
+from descant import fields
+from descant.algorithms import ALGORITHMS
+from descant.data import DATASETS, PARTITIONS
+from descant.errors import unknown
+from descant.models import MODELS
+
+REGISTRIES: dict[str, Mapping[str, type]] = {
+    "algorithm": ALGORITHMS, "dataset": DATASETS, "model": MODELS, "partition": PARTITIONS,
+}
+# the fields of an experiment that choose an entry
+CHOSEN_BY = {"algorithm": "algorithm.name", "dataset": "data.dataset", "model": "model.name",
+             "partition": "data.partition"}
+
+
+def entries(kind: str) -> list[dict[str, str]]:
+    """Name and one line about every entry of a registry."""
+    return [
+        {"name": name, "description": _documentation(cls)[0]} | _citation(cls)
+        for name, cls in REGISTRIES[kind].items()
+    ]
+
+
+def find(name: str) -> list[dict[str, Any]]:
+    """Everything about the entries of this name: one, or one from each registry that has it."""
+    found = [_entry(kind, registry[name]) for kind, registry in REGISTRIES.items() if name in registry]
+    if not found:
+        raise unknown("name", name, [known for registry in REGISTRIES.values() for known in registry])
+    return found
+
+
+def show(console: Console, entry: dict[str, Any]) -> None:
+    """Print an entry for people."""
+    def say(text: str = "") -> None:
+        console.print(text, soft_wrap=True)  # formulas stay as they are written
+
+    say(f"{entry['name']} ({entry['kind']})")
+    say(entry["summary"])
+    if entry["description"]:
+        say(f"\n{entry['description']}")
+    say(f"\nchoose it with  --set {CHOSEN_BY[entry['kind']]}={entry['name']}")
+    section = CHOSEN_BY[entry["kind"]].partition(".")[0]
+    if entry["fields"]:
+        say(f"\nfields of [{section}]")
+        console.print(_table(entry["fields"]))
+    for field in entry["fields"]:
+        for option in field["options"]:
+            choice = "" if option["name"] is None else f' = {{ name = "{option["name"]}" }}'
+            say(f"\n{section}.{field['name']}{choice}: {option['summary']}")
+            console.print(_table(option["fields"]))
+    if "citation" in entry:
+        say(f"\n{entry['citation']}")
+
+
+def _entry(kind: str, cls: Any) -> dict[str, Any]:
+    summary, description = _documentation(cls)
+    return {"kind": kind, "name": cls.name, "summary": summary, "description": description,
+            "fields": _fields(cls)} | _citation(cls)
+
+
+def _fields(cls: type) -> list[dict[str, Any]]:
+    hints = typing.get_type_hints(cls)
+    return [
+        {"name": field.name, "type": field.type, "default": fields.dump(field.default), "meaning": field.doc,
+         "options": [_option(option) for option in _tables(hints[field.name])]}
+        for field in fields.describe(cls)
+    ]
+
+
+def _option(cls: type) -> dict[str, Any]:
+    return {"name": getattr(cls, "name", None), "summary": _documentation(cls)[0], "fields": _fields(cls)}
+
+
+def _tables(hint: Any) -> Iterator[Any]:
+    """The alternatives of a type that are tables with fields of their own."""
+    for option in typing.get_args(hint) or (hint,):
+        if dataclasses.is_dataclass(option):
+            yield option
+
+
+def _documentation(cls: type) -> tuple[str, str]:
+    """The first line of a docstring, and the rest."""
+    first, _, rest = (inspect.getdoc(cls) or "").partition("\n")
+    return first, rest.strip("\n")
+
+
+def _citation(cls: Any) -> dict[str, str]:
+    return {"citation": cls.citation} if hasattr(cls, "citation") else {}
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("  field", "default", "meaning", "type"):
+        table.add_column(heading, no_wrap=heading == "  field")
+    for row in rows:
+        table.add_row(f"  {row['name']}", _default(row), row["meaning"], row["type"])
+    return table
+
+
+def _default(row: dict[str, Any]) -> str:
+    """A field's default as it would be written in the file: of a table, only what is not usual anyway."""
+    value = row["default"]
+    if isinstance(value, dict):
+        [option] = [option for option in row["options"] if option["name"] == value.get("name")]
+        usual = {field["name"]: field["default"] for field in option["fields"]}
+        unusual = {key: item for key, item in value.items() if key not in usual or item != usual[key]}
+        return f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in unusual.items())} }}"
+    return "absent" if value is None else _toml(value)
+
+
+def _toml(value: Any) -> str:
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()

@@ -1,0 +1,270 @@
+"""The command line. What it needs from torch is imported inside the commands: help must be instant."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from descant._version import __version__
+from descant.errors import DescantError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # help and messages hold brackets, such as [data], that are no markup
+    pretty_exceptions_enable=False,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+class Kind(StrEnum):
+    """The registries, as `descant list` calls them."""
+
+    algorithms = "algorithms"
+    datasets = "datasets"
+    models = "models"
+    partitions = "partitions"
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # a terminal that lacks a letter of an author's name is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    app(prog_name="descant")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"descant {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def descant(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
+                                          help="Print the version and exit.")] = False,
+) -> None:
+    """Personalized federated learning: clients learn together, and each gets a model of its own.
+
+    \b
+    Start with the demo, which takes some seconds:
+      descant run
+    See what else there is:
+      descant list algorithms
+      descant show pfedme
+    """
+
+
+@app.command()
+def run(
+    file: Annotated[Path | None, typer.Argument(
+        metavar="FILE", show_default=False,
+        help="The experiment, a TOML file with the sections [data], [model], [algorithm], [train] and "
+             "[eval]. Without it: the demo, pFedMe on handwritten digits.")] = None,
+    settings: Annotated[list[str] | None, typer.Option(
+        "--set", metavar="SECTION.FIELD=VALUE", show_default=False,
+        help="Change a field of the experiment; may be given more than once.")] = None,
+    out: Annotated[Path | None, typer.Option(
+        "--out", metavar="DIR", show_default=False,
+        help="Where the run is kept; must be new or empty. Without it: "
+             "runs/<algorithm>-<dataset>-<n>.")] = None,
+) -> None:
+    """Run an experiment, and keep its figures and models in a directory.
+
+    The state is saved after every round: a run that was stopped goes on with `descant resume`.
+
+    \b
+    Examples:
+      descant run
+      descant run --set algorithm.name=ditto --set algorithm.lam=0.5
+      descant run experiment.toml --set train.rounds=200 --out runs/long
+    """
+    with _failures_told("stopped before the first round"):
+        from descant.experiment import config, directory
+        from descant.experiment import run as runs
+        from descant.progress import Progress
+        from descant.report.table import show_summary
+
+        _one_thread()
+        console = _console()
+        if out is not None:
+            directory.require_free(out)  # told before the data is made
+        tables = config.demo().dump() if file is None else config.read_toml(file)
+        experiment = config.Experiment.parse(config.override(tables, settings or ()))
+        if file is None:
+            console.print("no FILE given: this is the demo experiment", soft_wrap=True)
+        setup = runs.Setup.of(experiment)
+        stem = f"{experiment.algorithm.name}-{experiment.data.dataset.name}"
+        with _place(out, stem) as place, Progress(console) as progress:
+            done = runs.start(setup, place, progress)
+        show_summary(console, done.summary, done.directory)
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", show_default=False,
+                                              help="The directory of the run.")],
+    rounds: Annotated[int | None, typer.Option(
+        "--rounds", metavar="N", show_default=False,
+        help="Extend the run to N rounds in all. Without it: as planned.")] = None,
+) -> None:
+    """Continue a run that was stopped, or extend one that is finished.
+
+    The result is the same, bit for bit, as if the run had never been stopped.
+
+    \b
+    Examples:
+      descant resume runs/pfedme-digits-1
+      descant resume runs/pfedme-digits-1 --rounds 200
+    """
+    with _failures_told("stopped before the next round"):
+        from descant.experiment import run as runs
+        from descant.progress import Progress
+        from descant.report.table import show_summary
+
+        _one_thread()
+        console = _console()
+        with Progress(console) as progress:
+            done = runs.resume(directory, rounds=rounds, observer=progress)
+        show_summary(console, done.summary, done.directory)
+
+
+@app.command(name="list")
+def list_entries(
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", show_default=False, help="What to list.")],
+    as_json: AsJson = False,
+) -> None:
+    """List what an experiment can be made of, one line each.
+
+    \b
+    Examples:
+      descant list algorithms
+      descant list datasets --json
+    """
+    with _failures_told("stopped"):
+        from rich.table import Table
+
+        from descant.catalogue import entries
+
+        found = entries(kind.value.removesuffix("s"))
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
+            return
+        table = Table.grid(padding=(0, 2))
+        for entry in found:
+            table.add_row(entry["name"], entry["description"])
+        _console().print(table)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False,
+                                        help="An algorithm, dataset, model or partition.")],
+    as_json: AsJson = False,
+) -> None:
+    """Explain an algorithm, dataset, model or partition.
+
+    \b
+    Examples:
+      descant show pfedme
+      descant show dirichlet --json
+    """
+    with _failures_told("stopped"):
+        from descant import catalogue
+
+        found = catalogue.find(name)
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
+            return
+        console = _console()
+        for k, entry in enumerate(found):
+            if k:
+                console.print()
+            catalogue.show(console, entry)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # Nothing that is printed is markup: names and paths are the user's. Where no terminal sets a
+    # width, nothing is wrapped or cut.
+    console = Console(markup=False, highlight=False, emoji=False)
+    return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=1000)
+
+
+def _one_thread() -> None:
+    """Clients are run side by side, vectorised or in processes: threads inside a single operation on
+    models of this size would only get in each other's way."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def _place(out: Path | None, stem: str) -> Iterator[Path]:
+    """Where a new run is kept: as the user says, or the first free number in runs/.
+
+    A numbered directory is made at once, so that two runs started together do not choose the same; it
+    is removed again if nothing comes of it.
+    """
+    if out is not None:
+        yield out
+        return
+    base = Path("runs")
+    base.mkdir(exist_ok=True)
+    taken = [path.name.removeprefix(f"{stem}-") for path in base.glob(f"{stem}-*")]
+    number = 1 + max((int(n) for n in taken if n.isdecimal()), default=0)
+    while True:
+        place = base / f"{stem}-{number}"
+        try:
+            place.mkdir()
+            break
+        except FileExistsError:
+            number += 1
+    try:
+        yield place
+    finally:
+        with suppress(OSError):  # not empty: it holds a run
+            place.rmdir()
+            base.rmdir()
+
+
+@contextmanager
+def _failures_told(stopped: str) -> Iterator[None]:
+    """Tell what went wrong in one message; only a bug shows a traceback. `stopped` is what to say about
+    a Ctrl-C that came before there was a run to stop."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # whoever read this has heard enough: Typer ends quietly
+    except KeyboardInterrupt:
+        _end(stopped, 130)
+    except UsageError as error:
+        _end(f"error: {error}", 2)
+    except DescantError as error:
+        from descant.experiment.run import Interrupted
+
+        if isinstance(error, Interrupted):
+            _end(str(error), 130)
+        _end(f"error: {error}", 1)
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        _end(f"error: {where}{error.strerror or error}", 1)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,175 @@
+"""Small federations, networks and engine pieces that several test files use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import descant
+from descant import fields
+from descant.algorithm import Algorithm
+from descant.engine.backend import Backend
+from descant.engine.choose import make_backend
+from descant.engine.evaluation import Evaluation, evaluate
+from descant.engine.rounds import RoundReport, Training
+from descant.engine.settings import Train
+from descant.engine.work import Work
+from descant.models import DNN, make_task
+from descant.pool import Federation, Table
+from descant.tree import Tree, leaves, map_tree
+
+# Training rows of the ragged federation's clients: more and fewer than a batch, and a single one.
+SIZES = (11, 5, 1, 8, 3, 13)
+SHAPE = (1, 4, 4)
+CLASSES = 3
+
+
+def ragged(sizes: Sequence[int] = SIZES, *, shape: tuple[int, ...] = SHAPE, classes: int | None = CLASSES,
+           seed: int = 0) -> Federation:
+    """Clients of very different sizes; every third has no validation rows, the second no test rows."""
+    rng = np.random.default_rng(seed)
+    held_out = [0 if k % 3 == 2 else 2 + k % 4 for k in range(len(sizes))]
+    tested = [0 if k == 1 else 3 + k % 2 for k in range(len(sizes))]
+    order = rng.permutation(sum(sizes) + sum(held_out) + sum(tested))  # nobody's rows lie together
+    lists = np.split(order, np.cumsum([*sizes, *held_out, *tested])[:-1])
+    n = len(sizes)
+    y = rng.integers(classes, size=len(order)) if classes is not None else rng.standard_normal(len(order))
+    x = rng.standard_normal((len(order), *shape)) + y.reshape(-1, *[1] * len(shape)) / 2
+    return Federation(torch.from_numpy(x), torch.from_numpy(y), Table.of(lists[:n]),
+                      Table.of(lists[n : 2 * n]), Table.of(lists[2 * n :]), classes,
+                      tuple(f"client{k}" for k in range(n)))
+
+
+def quadratics(clients: int = 5, **fields: Any) -> Federation:
+    """Quadratic losses with known optima; one test row in each client, no validation."""
+    chosen = {"dim": 4, "rows": 4, "kappa": 5.0, "validation": 0.0} | fields
+    return descant.federation("quadratics", clients=clients, **chosen)
+
+
+def unbalanced(federation: Federation, sizes: Sequence[int]) -> Federation:
+    """The same federation with only the first `sizes[i]` training rows of client i."""
+    lists = [federation.train[k][:n] for k, n in enumerate(sizes)]
+    return Federation(federation.x, federation.y, Table.of(lists), federation.validation, federation.test,
+                      federation.classes, federation.names, federation.truth)
+
+
+def _seeded(make: Any) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module: nn.Module = make()
+    return module
+
+
+def batchnorm_net() -> nn.Module:
+    return _seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(),
+                                         nn.Dropout(0.3), nn.Linear(6, CLASSES)))
+
+
+def conv_net() -> nn.Module:
+    return _seeded(lambda: nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(),
+                                         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, CLASSES)))
+
+
+def groupnorm_net() -> nn.Module:
+    return _seeded(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(),
+                                         nn.Linear(16, CLASSES)))
+
+
+MODELS = {
+    "mclr": lambda: "mclr",
+    "dnn": lambda: DNN(hidden=5),
+    "batchnorm+dropout": batchnorm_net,
+    "conv": conv_net,
+    "groupnorm": groupnorm_net,
+}
+
+
+class Engine(NamedTuple):
+    """A run without files: `play` rounds, `score` the population, look at the states."""
+
+    training: Training
+    backend: Backend
+
+    def play(self, rounds: int = 1) -> list[RoundReport]:
+        reports = []
+        for _ in range(rounds):
+            reports.append(self.training.play(self.backend))
+            self.training.store.write()
+        return reports
+
+    def score(self) -> Evaluation:
+        return evaluate(self.training, self.backend, self.everyone)
+
+    @property
+    def everyone(self) -> np.ndarray:
+        return np.arange(self.training.work.federation.population)
+
+    @property
+    def server(self) -> Tree:
+        return self.training.server
+
+    def states(self) -> Tree:
+        """The states of the whole population, with a leading axis."""
+        return self.training.store.read(self.everyone)
+
+    def personal(self) -> Tree:
+        """What every client that took part predicts with."""
+        message = self.training.work.algorithm.broadcast(self.server, self.training.round_of(self.everyone))
+        done, values, failed, _ = self.backend.run("personalize", self.everyone, self.training.number,
+                                                   message, self.states())
+        assert not failed
+        assert len(done) == len(self.everyone)
+        return values
+
+
+def make_work(algorithm: Algorithm, federation: Federation, model: Any = "mclr", loss: Any = None,
+              **train: Any) -> Work:
+    settings = fields.parse(Train, {"dtype": "float64", "batch": 4, "local": {"steps": 3}} | train, "train")
+    federation = federation.to(settings.torch_dtype)
+    task = make_task(model, federation, loss=loss, dtype=settings.torch_dtype, seed=settings.seed)
+    return Work(algorithm, task, federation, settings.seed, settings.batch, settings.local)
+
+
+@contextmanager
+def engine(algorithm: Algorithm, federation: Federation, model: Any = "mclr", **train: Any
+           ) -> Iterator[Engine]:
+    """An engine in float64 (unless told otherwise), closed at the end."""
+    settings = fields.parse(Train, {"dtype": "float64", "batch": 4, "local": {"steps": 3}, "backend": "loop"}
+                            | train, "train")
+    training = Training(make_work(algorithm, federation, model, **train_only(train)), settings)
+    backend, _, _ = make_backend(training)
+    with closing(backend):
+        yield Engine(training, backend)
+
+
+def train_only(train: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in train.items() if key in ("dtype", "batch", "local", "seed")}
+
+
+def assert_same(found: Tree, expected: Tree, tolerance: float = 0.0, what: str = "") -> None:
+    """Two trees agree: bit for bit, or in every entry to within `tolerance` (relative above one)."""
+    a, b = dict(leaves(found)), dict(leaves(expected))
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        assert tensor.shape == b[name].shape, f"{what} {name}"
+        assert tensor.dtype == b[name].dtype, f"{what} {name}"
+        if tolerance:
+            torch.testing.assert_close(tensor, b[name], rtol=tolerance, atol=tolerance, equal_nan=True,
+                                       msg=lambda text, name=name: f"{what} {name}: {text}")
+        else:
+            assert torch.equal(tensor.nan_to_num(123.0), b[name].nan_to_num(123.0)), f"{what} {name}"
+
+
+def clone(tree: Tree) -> Tree:
+    return map_tree(torch.clone, tree)
+
+
+def finite_differences(f: Any, at: Tensor, h: float = 1e-6) -> Tensor:
+    """The gradient of a scalar function by central differences; the error is O(h^2) + O(eps / h)."""
+    steps = h * torch.eye(at.numel(), dtype=at.dtype)
+    return torch.stack([(f(at + step) - f(at - step)) / (2 * h) for step in steps])
