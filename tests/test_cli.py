@@ -6,13 +6,13 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import safetensors.torch
-import tomllib
 import torch
 from rich.console import Console
 
@@ -29,7 +29,7 @@ SMALL = {
     "data.clients": 5, "train.rounds": 4, "train.cohort": 3, "train.local": "{ steps = 2 }", "algorithm.K": 1,
     "train.backend": "vectorised", "eval.every": 2,
 }
-ANSI = re.compile(r"\x1b\[")
+ANSI = re.compile(r"\x1b\[[\d;?]*\w")
 
 
 class Result(NamedTuple):
@@ -43,7 +43,8 @@ def call(*args: object) -> Result:
     out, err = io.StringIO(), io.StringIO()
     argv, sys.argv = sys.argv, ["descant", *map(str, args)]
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+        with (contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+              pytest.raises(SystemExit) as end):
             main()
     finally:
         sys.argv = argv
@@ -54,7 +55,7 @@ def call(*args: object) -> Result:
 def settings(**changes: object) -> list[str]:
     """SMALL with changes (`__` stands for a dot, None leaves a field out) as --set options."""
     fields = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
-    return [word for key, value in fields.items() if value is not None for word in ("--set", f"{key}={value}")]
+    return [f"--set={key}={value}" for key, value in fields.items() if value is not None]
 
 
 def checkpoint(directory: Path) -> dict[str, bytes]:
@@ -94,8 +95,10 @@ def test_version():
     assert call("--version") == (0, f"descant {descant.__version__}\n", "")
 
 
-@pytest.mark.parametrize("args", [("frobnicate",), ("run", "--bad"), ("resume",), ("list",), ("list", "zebras"),
-                                  ("show",), ("resume", "x", "--rounds", "many")])
+@pytest.mark.parametrize("args", [
+    ("frobnicate",), ("run", "--bad"), ("resume",), ("resume", "x", "--rounds", "many"),
+    ("list",), ("list", "zebras"), ("show",),
+])
 def test_misuse_of_the_command_line_exits_with_2(args):
     code, out, err = call(*args)
     assert (code, out) == (2, "")
@@ -121,7 +124,8 @@ def test_list(kind):
         assert [entry["citation"] for entry in entries] == [cls.citation for cls in ALGORITHMS.values()]
 
 
-@pytest.mark.parametrize(("kind", "name"), [(k, name) for k, registry in REGISTRIES.items() for name in registry])
+@pytest.mark.parametrize(("kind", "name"), [
+    (kind, name) for kind, registry in REGISTRIES.items() for name in registry])
 def test_show(kind, name):
     cls = REGISTRIES[kind][name]
     code, out, err = call("show", name)
@@ -145,7 +149,8 @@ def test_show(kind, name):
 
 
 def test_show_gives_type_and_default():
-    assert re.search(r"^ +lam +15\.0 +strength of the pull of theta to w +number *$", call("show", "pfedme").out, re.M)
+    pfedme = call("show", "pfedme").out
+    assert re.search(r"^ +lam +15\.0 +strength of the pull of theta to w +number *$", pfedme, re.M)
     ditto = call("show", "ditto").out
     assert re.search(r'^ +solver +\{ name = "sgd" \} ', ditto, re.M)
     assert re.search(r"^ +beta2 +0\.999 ", ditto, re.M)
@@ -185,15 +190,16 @@ def test_run_ends_with_the_figures(finished):
     for which in ("last", "best"):
         assert f"{which}, {summary[which]['round']}" in text
         accuracy = summary[which]["personal"]["test"]["accuracy"]
-        row = " +".join(re.escape(f"{accuracy[key]:.4f}") for key in ("mean", "weighted", "std", "worst_decile"))
-        assert re.search(f"personal +accuracy +{row}", text)
+        cells = " +".join(f"{accuracy[key]:.4f}" for key in ("mean", "weighted", "std", "worst_decile"))
+        assert re.search(f"personal +accuracy +{cells}", text)
         shared = summary[which]["global"]
         assert re.search(rf"global +accuracy +{shared['test']['accuracy']['mean']:.4f} .*"
                          rf"{shared['pooled']['accuracy']:.4f}", text)
     assert re.search(rf"^clients +5, of them {summary['last']['personal']['newcomers']} newcomer", text, re.M)
     assert re.search(r"^rejected +0 uploads", text, re.M)
     assert re.search(rf"^gradient steps +{summary['grad_steps']:,}", text, re.M)
-    assert re.search(rf"^traffic +{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up", text, re.M)
+    down, up = (size(summary[key]) for key in ("bytes_down", "bytes_up"))
+    assert re.search(rf"^traffic +{down} down, {up} up", text, re.M)
     assert re.search(r"^time +[\d.]+ (m?s|min)", text, re.M)
     assert f"{out / 'curve.png'}\n" in text
     assert text.endswith(f"{out}\n")
@@ -205,8 +211,8 @@ def test_piped_progress_is_plain(finished):
     _, text, _ = finished[1]
     assert not ANSI.search(text)
     assert "backend: vectorised, chunk 3\n" in text
-    assert re.findall(r"^round +(\d+)/4  personal test accuracy 0\.\d{4}  global test accuracy 0\.\d{4}", text, re.M) \
-        == ["2", "4"]
+    line = r"^round +(\d+)/4  personal test accuracy 0\.\d{4}  global test accuracy 0\.\d{4}  [\d,]+ steps/s$"
+    assert re.findall(line, text, re.M) == ["2", "4"]
 
 
 def test_demo_takes_settings_and_another_method(tmp_path, monkeypatch):
@@ -227,7 +233,7 @@ def test_numbers_go_on_after_the_highest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("pfedme-digits-9", "pfedme-digits-notes", "ditto-digits-30"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    assert "in runs/pfedme-digits-10\n" in call("run", *settings(train__rounds=1)).out
+    assert "directory: runs/pfedme-digits-10\n" in call("run", *settings(train__rounds=1)).out
 
 
 @pytest.mark.parametrize("change", [{"train__cohort": 99}, {"data__clients": 0}])
@@ -252,7 +258,8 @@ def test_function_tasks_show_their_loss(tmp_path):
 
 
 def test_no_validation_and_no_test_data(tmp_path):
-    code, out, _ = call("run", *settings(data__validation=0, data__test=0, train__rounds=1), "--out", tmp_path / "run")
+    nothing_held_out = settings(data__validation=0, data__test=0, train__rounds=1)
+    code, out, _ = call("run", *nothing_held_out, "--out", tmp_path / "run")
     assert code == 0
     assert "personal test accuracy -" in out
     assert re.search(r"^best round +none: there is no validation data", out, re.M)
@@ -276,10 +283,10 @@ def test_text_from_the_user_is_never_markup(tmp_path):
     ({"data.dataset": "digitz"}, ["data.dataset", "did you mean 'digits'?"]),
     ({"data.partition": "dirichle"}, ["data.partition", "did you mean 'dirichlet'?"]),
     ({"model.name": "dmn"}, ["model.name", "did you mean 'dnn'?"]),
-    ({"model.loss": "mae"}, ["loss", "known are"]),
-    ({"train.cohorts": 3}, ["train.cohorts", "did you mean 'train.cohort'?"]),
-    ({"algorithm.lamb": 3}, ["algorithm.lamb", "did you mean 'algorithm.lam'?"]),
-    ({"data.client": 3}, ["client", "did you mean 'clients'?"]),
+    ({"model.loss": "mae"}, ["model.loss", '"mse"']),
+    ({"train.cohorts": 3}, ["train field 'cohorts'", "did you mean 'cohort'?"]),
+    ({"algorithm.lamb": 3}, ["algorithm field 'lamb'", "did you mean 'lam'?"]),
+    ({"data.client": 3}, ["data field 'client'", "did you mean 'clients'?"]),
     ({"trian.rounds": 3}, ["section 'trian'", "did you mean 'train'?"]),
     ({"train.rounds": "many"}, ["train.rounds must be integer, not 'many'"]),
     ({"train.rounds": 1.5}, ["train.rounds must be integer, not 1.5"]),
@@ -287,7 +294,7 @@ def test_text_from_the_user_is_never_markup(tmp_path):
     ({"train.local": "{ steps = 1, epochs = 1 }"}, ["train.local", "{ steps = n } or { epochs = n }"]),
     ({"train.cohort": 6}, ["train.cohort is 6", "5 clients", "take at most 5"]),
     ({"algorithm.lam": -1}, ["lam must be at least 0, not -1"]),
-    ({"algorithm.lam": "nan"}, ["lam must be a number, not nan"]),
+    ({"algorithm.lam": "nan"}, ["lam must be a finite number, not nan"]),
     ({"data.clients": 0}, ["clients must be at least 1, not 0"]),
     ({"data.clients": 100000}, ["clients = 100000", "1797 rows", "at most"]),
     ({"data.classes_per_client": 11}, ["classes_per_client = 11", "10 classes", "at most"]),
@@ -301,10 +308,7 @@ def test_text_from_the_user_is_never_markup(tmp_path):
     ({"train.rounds.x": 3}, ["--set 'train.rounds.x=3'", "rounds is not a section"]),
 ])
 def test_bad_settings_are_refused(tmp_path, change, words):
-    fields = SMALL | change
-    options = [word for key, value in fields.items() for word in ("--set", f"{key}={value}")]
-    if not change.get("algorithm.name", "pfedme") == "pfedme":
-        options = ["--set", f"algorithm.name={change['algorithm.name']}"]
+    options = [f"--set={key}={value}" for key, value in (SMALL | change).items()]
     code, out, err = call("run", *options, "--out", tmp_path / "run")
     assert code == 2
     assert err.startswith("error: ")
@@ -425,7 +429,10 @@ def test_extending_equals_a_longer_run(run_copy, tmp_path):
     assert (run_copy / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
 
 
-@pytest.mark.parametrize(("rounds", "words"), [(3, ["3", "4 rounds", "can only be extended"]), (0, ["at least 1"])])
+@pytest.mark.parametrize(("rounds", "words"), [
+    (3, ["3", "4 rounds", "can only be extended"]),
+    (0, ["at least 1"]),
+])
 def test_fewer_rounds_are_refused(run_copy, rounds, words):
     before = checkpoint(run_copy)
     code, _, err = call("resume", run_copy, "--rounds", rounds)
@@ -511,8 +518,9 @@ def test_a_damaged_checkpoint_is_an_error(run_copy, file, damage, words):
 
 
 def a_run(rounds: int = 12, **train: object) -> SimpleNamespace:
-    setup = SimpleNamespace(train=Train(rounds=rounds, **train), origin=None, algorithm=SimpleNamespace(name="fedavg"),
-                            federation=SimpleNamespace(population=9), task=SimpleNamespace(dim=1))
+    setup = SimpleNamespace(
+        train=Train(rounds=rounds, **train), origin=None, algorithm=SimpleNamespace(name="fedavg"),
+        federation=SimpleNamespace(population=9), task=SimpleNamespace(dim=1))
     return SimpleNamespace(setup=setup, rounds=0, directory=None)
 
 
@@ -524,9 +532,10 @@ def scores(mean: float | None, failed: int = 0) -> dict:
     return {"test": {"loss": {"mean": 1.0}, "accuracy": {"mean": mean}}, "failed": failed}
 
 
-def watched(console: Console, run: SimpleNamespace, rows: list[dict], measured: tuple[Measured, ...] = ()) -> str:
+def watched(run: SimpleNamespace, rows: list[dict], measured: list[Measured], **terminal: object) -> str:
+    console = Console(file=io.StringIO(), markup=False, highlight=False, _environ={}, **terminal)
     with Progress(console) as progress:
-        progress.started(run, list(measured))
+        progress.started(run, measured)
         for row in rows:
             progress.played(row)
     return console.file.getvalue()
@@ -536,9 +545,9 @@ def test_progress_in_lines():
     rows = [a_row(1), a_row(2, personal=scores(0.5, failed=2)),
             a_row(3, rejected=1, rejections={"a\x1b[31m": "upload.theta is not finite"}),
             a_row(4, rejected=5, rejections={str(k): "late" for k in range(5)})]
-    measured = (Measured("loop", 1, 1, 1.9e-3), Measured("vectorised", 10, 1, 2.4e-4),
-                Measured("processes", 5, 2, 3e-5))
-    text = watched(Console(file=io.StringIO(), width=40), a_run(backend="vectorised", chunk=10), rows, measured)
+    measured = [Measured("loop", 1, 1, 1.9e-3), Measured("vectorised", 10, 1, 2.4e-4),
+                Measured("processes", 5, 2, 3e-5)]
+    text = watched(a_run(backend="vectorised", chunk=10), rows, measured, width=40)
     assert text.splitlines() == [
         "fedavg: 9 clients, 1 parameter, 12 rounds",
         "backend: vectorised, chunk 10 (measured per client and batch: loop 1.9 ms, vectorised 0.24 ms, "
@@ -550,11 +559,10 @@ def test_progress_in_lines():
     ]
 
 
-def test_progress_on_a_terminal(monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    console = Console(file=io.StringIO(), force_terminal=True, force_interactive=True, width=100, _environ={})
+def test_progress_on_a_terminal():
     rows = [a_row(1, personal=scores(0.25)), a_row(2, rejected=1, rejections={"[b]": "late"})]
-    text = ANSI.sub("", watched(console, a_run(backend="processes", workers=2, chunk=3), rows))
+    run = a_run(backend="processes", workers=2, chunk=3)
+    text = ANSI.sub("", watched(run, rows, [], width=100, force_terminal=True))
     assert "backend: processes, 2 workers, chunk 3" in text
     assert "round 2: rejected '[b]' (late)" in text
     assert "round 2/12" in text
@@ -570,6 +578,7 @@ def test_durations(seconds, text):
 
 
 @pytest.mark.parametrize(("count", "text"), [
-    (0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (999_960, "1.0 MB"), (2_600_000, "2.6 MB"), (3 * 10**15, "3000.0 TB")])
+    (0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (999_960, "1.0 MB"), (2_600_000, "2.6 MB"),
+    (3 * 10**15, "3000.0 TB")])
 def test_sizes(count, text):
     assert size(count) == text

@@ -44,25 +44,22 @@ def find(name: str) -> list[dict[str, Any]]:
 
 def show(console: Console, entry: dict[str, Any]) -> None:
     """Print an entry for people."""
-    def say(text: str = "") -> None:
-        console.print(text, soft_wrap=True)  # formulas stay as they are written
-
-    say(f"{entry['name']} ({entry['kind']})")
-    say(entry["summary"])
+    console.print(f"{entry['name']} ({entry['kind']})")
+    console.print(entry["summary"])
     if entry["description"]:
-        say(f"\n{entry['description']}")
-    say(f"\nchoose it with  --set {CHOSEN_BY[entry['kind']]}={entry['name']}")
+        console.print(f"\n{entry['description']}")
+    console.print(f"\nchoose it with  --set {CHOSEN_BY[entry['kind']]}={entry['name']}")
     section = CHOSEN_BY[entry["kind"]].partition(".")[0]
     if entry["fields"]:
-        say(f"\nfields of [{section}]")
+        console.print(f"\nfields of [{section}]")
         console.print(_table(entry["fields"]))
     for field in entry["fields"]:
         for option in field["options"]:
             choice = "" if option["name"] is None else f' = {{ name = "{option["name"]}" }}'
-            say(f"\n{section}.{field['name']}{choice}: {option['summary']}")
+            console.print(f"\n{section}.{field['name']}{choice}: {option['summary']}")
             console.print(_table(option["fields"]))
     if "citation" in entry:
-        say(f"\n{entry['citation']}")
+        console.print(f"\n{entry['citation']}")
 
 
 def _entry(kind: str, cls: Any) -> dict[str, Any]:

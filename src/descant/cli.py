@@ -224,22 +224,29 @@ def _place(out: Path | None, stem: str) -> Iterator[Path]:
         yield out
         return
     base = Path("runs")
-    base.mkdir(exist_ok=True)
-    taken = [path.name.removeprefix(f"{stem}-") for path in base.glob(f"{stem}-*")]
-    number = 1 + max((int(n) for n in taken if n.isdecimal()), default=0)
-    while True:
-        place = base / f"{stem}-{number}"
-        try:
-            place.mkdir()
-            break
-        except FileExistsError:
-            number += 1
+    try:
+        base.mkdir(exist_ok=True)
+        place = _next_number(base, stem)
+    except OSError as error:
+        raise DescantError(f"cannot write to {base}: {error.strerror}; choose another --out") from None
     try:
         yield place
     finally:
         with suppress(OSError):  # not empty: it holds a run
             place.rmdir()
             base.rmdir()
+
+
+def _next_number(base: Path, stem: str) -> Path:
+    taken = [path.name.removeprefix(f"{stem}-") for path in base.glob(f"{stem}-*")]
+    number = 1 + max((int(n) for n in taken if n.isdecimal()), default=0)
+    while True:
+        try:
+            place = base / f"{stem}-{number}"
+            place.mkdir()
+            return place
+        except FileExistsError:  # taken in the meantime
+            number += 1
 
 
 @contextmanager

@@ -71,7 +71,11 @@ def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     for key in table:
         if key not in known:
             raise unknown(f"{where} field", key, known)
-    return cls(**{key: coerce(value, hints[key], f"{where}.{key}") for key, value in table.items()})
+    values = {key: coerce(value, hints[key], f"{where}.{key}") for key, value in table.items()}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in values:  # told by the name it has in the file
+            _check_bounds(values[field.name], field.metadata.get("bounds", {}), f"{where}.{field.name}")
+    return cls(**values)
 
 
 def dump(value: Any) -> Any:

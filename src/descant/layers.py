@@ -61,8 +61,9 @@ def _has_hidden_dropout(layer: nn.Module) -> bool:
 
 
 def _batch_norm(context: Context, name: str, layer: _BatchNorm, x: Tensor) -> Tensor:
-    mean0, var0 = layer.running_mean, layer.running_var
-    assert mean0 is not None and var0 is not None
+    names = [f"{name}.{part}" if name else part for part in ("running_mean", "running_var")]
+    # a layer that is called again goes on from where its last call left the statistics
+    mean0, var0 = (context.stats.get(key, getattr(layer, key.rpartition(".")[2])) for key in names)
     if not layer.training:
         return F.batch_norm(x, mean0, var0, layer.weight, layer.bias, False, 0.0, layer.eps)
 
@@ -72,9 +73,8 @@ def _batch_norm(context: Context, name: str, layer: _BatchNorm, x: Tensor) -> Te
     alone = count <= 1
     momentum = torch.where(alone, 0.0, torch.as_tensor(layer.momentum, dtype=x.dtype))
     unbiased = var.detach() * count / (count - 1).clamp(min=1)
-    prefix = f"{name}." if name else ""
-    context.stats[f"{prefix}running_mean"] = torch.lerp(mean0, mean.detach(), momentum)
-    context.stats[f"{prefix}running_var"] = torch.lerp(var0, unbiased, momentum)
+    context.stats |= {names[0]: torch.lerp(mean0, mean.detach(), momentum),
+                      names[1]: torch.lerp(var0, unbiased, momentum)}
 
     if context.weight is None and len(x) > 1:
         return F.batch_norm(x, None, None, layer.weight, layer.bias, True, 0.0, layer.eps)

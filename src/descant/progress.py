@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich import progress as bars
 from rich.console import Console
 
+from descant.experiment.directory import resume_command
 from descant.report.table import metrics
 from descant.units import duration, figure, times
 
@@ -27,6 +28,7 @@ class Progress:
         self._rounds = 0
         self._grad_steps = 0  # since the start of this process, as are the seconds
         self._seconds = 0.0
+        self._noted = False
 
     def __enter__(self) -> Progress:
         return self
@@ -38,9 +40,11 @@ class Progress:
     def started(self, run: Run, measured: list[Measured]) -> None:
         setup, self._rounds = run.setup, run.setup.train.rounds
         self._say(_headline(run))
-        if run.rounds >= self._rounds:
+        if run.directory is not None:
+            self._say(f"directory: {run.directory}")
+        if run.directory is not None and run.rounds >= self._rounds:
             self._say(f"finished: all {times(self._rounds, 'round')} are done; "
-                      f"for more: descant resume {run.directory} --rounds N")
+                      f"for more: {resume_command(run.directory)} --rounds N")
             return
         self._say(f"backend: {_backend(setup.train, measured)}")
         if run.rounds:
@@ -54,6 +58,9 @@ class Progress:
         self._grad_steps += row["grad_steps"]
         self._seconds += row["seconds"]
         speed = f"{self._grad_steps / max(self._seconds, 1e-9):,.0f} steps/s"
+        if "note" in row and not self._noted:
+            self._noted = True  # it will be so in every round
+            self._say(f"round {row['round']}: {row['note']}")
         if row["rejected"]:
             self._say(f"round {row['round']}: rejected {_rejections(row['rejections'])}")
         scored = row.get("personal")
@@ -89,9 +96,8 @@ def _headline(run: Run) -> str:
     setup, data = run.setup, ""
     if setup.origin is not None:
         data = f" on {setup.origin['data']['dataset']}, {setup.origin['model']['name']}"
-    where = "" if run.directory is None else f" in {run.directory}"
     return (f"{setup.algorithm.name}{data}: {times(setup.federation.population, 'client')}, "
-            f"{times(setup.task.dim, 'parameter')}, {times(setup.train.rounds, 'round')}{where}")
+            f"{times(setup.task.dim, 'parameter')}, {times(setup.train.rounds, 'round')}")
 
 
 def _backend(train: Train, measured: list[Measured]) -> str:

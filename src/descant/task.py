@@ -120,6 +120,7 @@ class ModuleTask(Task):
         views = self.layout.views(model)
         outputs = functional_call(self._train, views, (batch.x,))
         stats = [self._context.stats.get(s.name, views[s.name]) for s in self.layout.statistics]
+        self._context.begin(None, None)  # hold on to nothing that lives inside vmap
         return self._loss(outputs, batch.y), torch.cat(stats) if stats else model.stats
 
     def predict(self, model: Model, x: Tensor) -> Tensor:
@@ -237,7 +238,7 @@ def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
 
 def _classification(outputs: Tensor, y: Tensor, weight: Tensor | None, classes: int) -> list[Tensor]:
     """Accuracy, and the mean of the recalls of the classes that occur."""
-    is_binary = outputs.dim() == 1 or outputs.shape[1] == 1
+    is_binary = outputs.dim() == 1 or (outputs.shape[1] == 1 and classes == 2)
     predicted = (outputs.reshape(y.shape) > 0).to(y.dtype) if is_binary else outputs.argmax(1)
     right = (predicted == y).to(outputs.dtype)
     of_class = F.one_hot(y, classes).to(outputs.dtype).reshape(-1, classes)

@@ -49,9 +49,9 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
-        for name, parameter in module.named_parameters():
-            if is_lazy(parameter):
-                raise UsageError(f"parameter {name!r} of the model is not initialised yet (a lazy layer): "
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if is_lazy(tensor):
+                raise UsageError(f"{name!r} of the model is not initialised yet (a lazy layer): "
                                  "call the model once on a batch before handing it over")
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not trained:

@@ -111,15 +111,15 @@ class View:
             if opened is not None:  # the first block stands for the whole pass
                 opened.stand_for(self._plan.full_pass if start == 0 else 0, count > start)
             value = f(self._batch(block, weight, None))
-            share = weight.sum() / count
-            part = map_tree(lambda v, s=share: torch.where(s > 0, v * s.to(v.dtype), 0.0), value)
+            share = weight.sum().to(self._plan.dtype) / count
+            part = map_tree(lambda v, s=share: torch.where(s == 0, 0.0, v * s), value)
             total = part if total is None else map_tree(torch.add, total, part)
         if opened is not None:
             opened.stand_for(self._plan.clients, None)
         return total
 
     def whole(self, split: SplitName) -> Batch:
-        """All rows of a split as one batch, padded to the longest of the chunk."""
+        """All rows of a split as one batch, padded to the longest of the chunk (and to one row at least)."""
         rows, count = self._split(split)
         return self._batch(rows, torch.arange(len(rows)) < count, None)
 
@@ -185,7 +185,7 @@ def plan_chunk(
         draws,
     )
     tensors = ClientTensors(
-        torch.from_numpy(sizes).to(dtype), torch.from_numpy(steps), torch.from_numpy(keys),
+        torch.from_numpy(sizes).to(dtype), torch.from_numpy(steps).to(dtype), torch.from_numpy(keys),
         torch.from_numpy(rows), torch.from_numpy(np.where(is_active, shape, widths)),
         torch.from_numpy(tables["train"]), torch.from_numpy(tables["validation"]),
         torch.from_numpy(tables["test"]), torch.from_numpy(counts),
@@ -201,11 +201,12 @@ def _shuffled(generator: np.random.Generator, own: np.ndarray, count: int, in_or
 
 
 def _padded(table: Table, clients: np.ndarray) -> np.ndarray:
-    """The clients' rows side by side, short lists filled up with the client's last row."""
+    """The clients' rows side by side, short lists filled up with the client's last row.
+
+    There is always a first column: what is computed on no rows at all is NaN, alone as in a chunk.
+    """
     sizes = table.sizes[clients]
-    longest = int(sizes.max(initial=0))
-    offset = np.minimum(np.arange(longest)[None, :], np.maximum(sizes - 1, 0)[:, None])
-    if not len(table.indices):
-        return np.zeros((len(clients), 0), np.int64)
-    at = np.minimum(table.offsets[clients][:, None] + offset, len(table.indices) - 1)
-    return np.asarray(table.indices[at])
+    column = np.arange(max(1, int(sizes.max())))
+    offset = np.minimum(column[None, :], sizes[:, None] - 1)  # -1 where there is nothing
+    indices = np.append(table.indices, 0)  # an index for those who have nothing, should they be the last
+    return np.asarray(indices[table.offsets[clients][:, None] + np.maximum(offset, 0)])

@@ -80,10 +80,10 @@ class Processes(Backend):
                 busy[self._pipes[worker]] = (worker, start)
             for pipe in wait(list(busy)):
                 worker, start = busy.pop(pipe)  # type: ignore[call-overload]
-                done, failed, grad_steps = self._receive(worker)
+                done, failed, grad_steps, note = self._receive(worker)
                 form = _rows(self.work.templates[job], len(done))
                 values = _unpack(self._slots[worker].outputs, form, copy=True) if len(done) else ()
-                outcomes.append((start, Outcome(done, values, failed, grad_steps)))
+                outcomes.append((start, Outcome(done, values, failed, grad_steps, note)))
                 idle.append(worker)
         return gather(sorted(outcomes, key=lambda outcome: outcome[0]))
 
@@ -93,7 +93,7 @@ class Processes(Backend):
         except OSError:
             raise self._death(worker) from None
 
-    def _receive(self, worker: int) -> tuple[np.ndarray, dict[int, str], int]:
+    def _receive(self, worker: int) -> tuple[np.ndarray, dict[int, str], int, str | None]:
         try:
             answer = self._pipes[worker].recv()
         except (EOFError, OSError):
@@ -147,12 +147,12 @@ def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.
     form = (Message(sent.shared, _rows(sent.each, len(clients))), _rows(state, len(clients)))
     try:
         own, states = _unpack(slot.inputs, form, copy=False)
-        done, values, failed, grad_steps = work.execute(job, clients, number, own, states)
+        done, values, failed, grad_steps, note = work.execute(job, clients, number, own, states)
         if len(done):
             _pack(slot.outputs, values)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return done, failed, grad_steps
+    return done, failed, grad_steps, note
 
 
 def _rows(template: Tree, count: int) -> Tree:

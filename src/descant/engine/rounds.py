@@ -32,6 +32,7 @@ class RoundReport(NamedTuple):
     bytes_up: int
     loss: float  # mean over the accepted clients of the training loss on the way
     info: dict[str, Any]  # what the method reports
+    note: str | None  # why clients could not be run together, if so
 
 
 class NobodyLeft(DescantError):
@@ -69,14 +70,12 @@ class Training:
         population = self.work.federation.population
         generator = stream(self.train.seed, "cohort", self.number)
         cohort = np.sort(generator.choice(population, self._cohort_size, replace=False))
-        trained = np.arange(population) if self.train.participation == "all" else cohort
+        everyone = np.arange(population) if self.train.participation == "all" else cohort
+        others = np.setdiff1d(everyone, cohort, assume_unique=True)
         if self.train.drop:
-            stay = len(cohort) - min(round(self.train.drop * len(cohort)), len(cohort) - 1)
-            cohort = np.sort(generator.choice(cohort, stay, replace=False))
-            others = np.setdiff1d(trained, cohort)
-            others = others[generator.random(len(others)) >= self.train.drop]
-            trained = np.union1d(cohort, others)
-        return cohort, trained
+            cohort = _thinned(cohort, self.train.drop, 1, generator)
+            others = _thinned(others, self.train.drop, 0, generator)
+        return cohort, np.union1d(cohort, others)
 
     def play(self, backend: Backend) -> RoundReport:
         """One round. The new client states are staged in the store, not yet written."""
@@ -87,7 +86,7 @@ class Training:
     def _play(self, backend: Backend) -> RoundReport:
         cohort, trained = self.sample()
         message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
-        done, result, failed, grad_steps = backend.run(
+        done, result, failed, grad_steps, note = backend.run(
             "local", trained, self.number, message, self.store.read(trained))
         wrong = _not_finite(result) if len(done) else {}
         rejected = {int(trained[k]): why for k, why in failed.items()}
@@ -98,7 +97,8 @@ class Training:
         if not counted.any():
             client, why = next(iter(rejected.items()))
             raise NobodyLeft(f"no upload of round {self.number} could be taken; client "
-                             f"{self.work.federation.names[client]!r}: {why}")
+                             f"{self.work.federation.names[client]!r}: {why}; if the training diverges, "
+                             "try smaller steps")
 
         taken: LocalResult = take(result, torch.from_numpy(kept))
         uploads = take(taken.upload, torch.from_numpy(np.flatnonzero(counted)))
@@ -112,8 +112,14 @@ class Training:
         return RoundReport(
             self.number, len(trained), rejected, grad_steps,
             _bytes_down(message, len(trained)), sent * nbytes(take(taken.upload, 0)),
-            float(taken.loss.nanmean()), info,
+            float(taken.loss.nanmean()), info, note,
         )
+
+
+def _thinned(clients: np.ndarray, share: float, least: int, generator: np.random.Generator) -> np.ndarray:
+    """The clients without a random share of them, but no fewer than `least`."""
+    stay = max(least, len(clients) - round(share * len(clients)))
+    return np.sort(generator.choice(clients, stay, replace=False))
 
 
 @contextmanager

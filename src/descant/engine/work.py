@@ -48,6 +48,7 @@ class Outcome(NamedTuple):
     values: Tree
     failed: dict[int, str]  # position -> reason
     grad_steps: int
+    note: str | None = None  # why a chunk could not be run together, though nobody in it failed
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ class Work:
             try:
                 values, grad_steps = self._together(job, clients, number, message, states)
                 return Outcome(np.arange(len(clients)), values, {}, grad_steps)
-            except Exception:
-                pass  # somebody in this chunk fails: find out who, one by one
+            except Exception as error:  # somebody in this chunk fails: find out who, one by one
+                outcome = self._one_by_one(job, clients, number, message, states)
+                return outcome if outcome.failed else outcome._replace(note=_reason(error))
         return self._one_by_one(job, clients, number, message, states)
 
     def _one_by_one(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
@@ -148,6 +150,7 @@ def gather(outcomes: list[tuple[int, Outcome]]) -> Outcome:
         concat(parts) if parts else (),
         {start + k: reason for start, o in outcomes for k, reason in o.failed.items()},
         sum(o.grad_steps for _, o in outcomes),
+        next((o.note for _, o in outcomes if o.note is not None), None),
     )
 
 
@@ -175,8 +178,6 @@ def _score_newcomer(work: Work, message: Message, state: Tree, data: View, meter
 def _scores(work: Work, personal: Tree, data: View) -> Scores:
     def on(split: SplitName) -> Tensor:
         batch = data.whole(split)
-        if not len(batch.y):  # nobody in this chunk has any
-            return torch.full((len(work.task.metric_names),), torch.nan, dtype=work.task.dtype)
         blocks = batch.x.split(BLOCK)
         outputs = torch.cat([work.algorithm.predict(work.task, personal, x) for x in blocks])
         return work.task.metrics(outputs, batch)

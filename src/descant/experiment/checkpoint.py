@@ -105,9 +105,10 @@ class Keeper:
     def _encode(self, tensors: dict[str, Tensor], promote: bool) -> bytes:
         whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
         facts = {"format": FORMAT, "round": self._training.number, "best_key": self.best_key,
-                 "promote": promote, "crc": _crc(whole), "identity": self._identity}
+                 "promote": promote, "identity": self._identity}
+        text = json.dumps(facts, sort_keys=True)
         # one entry: safetensors writes several in random order
-        return save(whole, metadata={"descant": json.dumps(facts, sort_keys=True)})
+        return save(whole, metadata={"descant": f"{_crc(whole, text):08x} {text}"})
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -115,17 +116,21 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
-            facts = json.loads((file.metadata() or {}).get("descant", "null"))
+            crc, _, text = (file.metadata() or {}).get("descant", "").partition(" ")
     except FileNotFoundError:
         raise DescantError(f"{path} is missing: there is no checkpoint to resume from") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise DescantError(f"the checkpoint {path} is damaged ({error}): restore it from a copy, "
                            "or start the run anew") from None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise DescantError(f"{path} is not a checkpoint of this version of descant (format {FORMAT})")
-    if facts["crc"] != _crc(tensors):
+    if not text:
+        raise DescantError(f"{path} is not a checkpoint of descant")
+    if crc != f"{_crc(tensors, text):08x}":
         raise DescantError(f"the checkpoint {path} is damaged (its check sum does not fit): restore it from "
                            "a copy, or start the run anew")
+    facts: dict[str, Any] = json.loads(text)
+    if facts["format"] != FORMAT:
+        raise DescantError(f"{path} has format {facts['format']}, this version of descant reads {FORMAT}: "
+                           "resume it with the version that wrote it")
     return tensors, facts
 
 
@@ -137,8 +142,8 @@ def identity(directory: Path) -> dict[str, Any]:
     return found
 
 
-def _crc(tensors: dict[str, Tensor]) -> int:
-    crc = 0
+def _crc(tensors: dict[str, Tensor], text: str) -> int:
+    crc = zlib.crc32(text.encode())
     for name in sorted(tensors):
         crc = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), crc))
     return crc

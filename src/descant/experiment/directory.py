@@ -12,10 +12,13 @@ Lines are appended before their round is committed; `truncate` drops those of a 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
 import json
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +30,7 @@ from descant.engine.evaluation import Evaluation
 from descant.engine.settings import Eval, Train
 from descant.errors import DescantError, UsageError
 from descant.experiment.config import Experiment, read_toml
-from descant.experiment.files import append, write_atomic
+from descant.experiment.files import append, locked, write_atomic
 from descant.pool import Federation
 
 if TYPE_CHECKING:
@@ -44,18 +47,28 @@ def tables(origin: dict[str, Any] | None, algorithm: Algorithm, train: Train, ev
 def require_free(out: Path) -> None:
     """Refuse a place where something is already."""
     if (out / "config.toml").exists():
-        raise UsageError(f"{out} already holds a run: continue it with `descant resume {out}`, "
+        raise UsageError(f"{out} already holds a run: continue it with `{resume_command(out)}`, "
                          "or choose another --out")
     if out.is_file() or (out.is_dir() and any(not p.name.startswith(".") for p in out.iterdir())):
         raise UsageError(f"{out} exists and is not empty: choose another --out")
 
 
-def create(out: Path, sections: dict[str, Any]) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_config(out, sections)
-    except OSError as error:
-        raise DescantError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+def resume_command(out: Path) -> str:
+    return f"descant resume {shlex.quote(str(out))}"
+
+
+@contextlib.contextmanager
+def created(out: Path, sections: dict[str, Any]) -> Iterator[None]:
+    """Make a run's directory, and hold it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(out))
+            require_free(out)  # nobody else was quicker
+            write_config(out, sections)
+        except OSError as error:
+            raise DescantError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+        yield
 
 
 def write_config(out: Path, sections: dict[str, Any]) -> None:
@@ -119,12 +132,20 @@ def read_metrics(out: Path) -> list[dict[str, Any]]:
     path = out / "metrics.jsonl"
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    lines = text[: text.rfind("\n") + 1].splitlines()
     try:
-        return [json.loads(line) for line in lines]
-    except json.JSONDecodeError:
-        raise DescantError(f"{path} is damaged: it has a line that is not JSON") from None
+        rows = [json.loads(line) for line in _whole_lines(path)]
+        if any(row["round"] != k for k, row in enumerate(rows, 1)):
+            raise ValueError("its rounds are not 1, 2, 3, ...")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DescantError(f"{path} is damaged ({error}): restore it from a copy, or start the run anew"
+                           ) from None
+    return rows
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file; an unfinished last one is left out."""
+    text = path.read_text(encoding="utf-8")
+    return text[: text.rfind("\n") + 1].splitlines(keepends=True)
 
 
 def truncate(out: Path, number: int) -> list[dict[str, Any]]:
@@ -134,11 +155,14 @@ def truncate(out: Path, number: int) -> list[dict[str, Any]]:
         write_atomic(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     clients = out / "clients.csv"
     if clients.exists():
-        text = clients.read_text(encoding="utf-8")
-        header, *lines = text[: text.rfind("\n") + 1].splitlines(keepends=True) or [""]
-        kept = [line for line in lines if int(line.split(",", 1)[0]) <= number]
-        if header:
-            write_atomic(clients, (header + "".join(kept)).encode())
+        try:
+            lines = _whole_lines(clients)
+            kept = [line for line in lines[1:] if int(line.split(",", 1)[0]) <= number]
+        except ValueError as error:
+            raise DescantError(f"{clients} is damaged ({error}): restore it from a copy, "
+                               "or start the run anew") from None
+        if kept:
+            write_atomic(clients, "".join([lines[0], *kept]).encode())
         else:
             clients.unlink()
     return rows

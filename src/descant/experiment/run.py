@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -146,7 +146,7 @@ class Run:
             message, job = algorithm.broadcast(server, facts), "personalize"
         else:
             message, job = Message(algorithm.newcomer(server, facts).shared), "adapt"
-        done, values, failed, _ = self._work.execute(job, clients, number, message,  # type: ignore[arg-type]
+        done, values, failed, *_ = self._work.execute(job, clients, number, message,  # type: ignore[arg-type]
                                                      store.read(clients))
         if not len(done):
             raise DescantError(f"client {client} cannot be personalized: {failed[0]}")
@@ -176,7 +176,7 @@ class Run:
         settings, train = self.setup.eval, self.setup.train
         clients = evaluated_clients(self.setup.federation.population, settings, train.seed)
         if self.rounds == 0:
-            with _shielded():
+            with _shielded(), self._writing():
                 self._keeper.commit(None)
         while self.rounds < train.rounds:
             start = time.perf_counter()
@@ -186,16 +186,26 @@ class Run:
             if settings.due(report.number, train.rounds):
                 evaluation = evaluate(self._training, backend, clients)
             row = self._row(report, played - start, evaluation, time.perf_counter() - played)
-            with _shielded():
+            with _shielded(), self._writing():
                 if self.directory is not None:
                     layout.append_row(self.directory, row, evaluation, self.setup.federation)
                 self._keeper.commit(None if evaluation is None else selection_key(evaluation))
                 self.history.append(row)
             observer.played(row)
         if self.directory is not None:
-            with _shielded():
+            with _shielded(), self._writing():
                 layout.write_summary(self.directory, self.summary)
                 draw_curve(self.history, self.best_round, self.directory / "curve.png")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full disk is told with what is safe and how to go on."""
+        try:
+            yield
+        except OSError as error:
+            where = "" if self.directory is None else f": {layout.resume_command(self.directory)}"
+            raise DescantError(f"cannot write the run: {error.strerror or error}; {len(self.history)} whole "
+                               f"rounds are safe: mend that, then continue with{where}") from None
 
     def restore(self) -> None:
         """Read the last committed round from the run's directory."""
@@ -215,6 +225,8 @@ class Run:
             row["rejections"] = {names[client]: why for client, why in report.rejected.items()}
         if report.info:
             row["info"] = report.info
+        if report.note is not None:
+            row["note"] = f"clients had to be run one by one: {report.note}"
         if evaluation is not None:
             row |= {"eval_seconds": round(eval_seconds, 6)} | summarise(evaluation, self.setup.federation)
         return _plain(row)  # type: ignore[no-any-return]
@@ -225,11 +237,8 @@ def start(setup: Setup, out: Path | None = None, observer: Observer | None = Non
     if out is not None:
         layout.require_free(out)
     backend, settled, measured = _settle(setup)
-    with closing(backend):
-        if out is not None:
-            layout.create(out, settled.tables())
-        with _held(out):
-            return _finish(Run(settled, out), backend, observer, measured)
+    with closing(backend), nullcontext() if out is None else layout.created(out, settled.tables()):
+        return _finish(Run(settled, out), backend, observer, measured)
 
 
 def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, observer: Observer | None = None
@@ -246,7 +255,7 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
     if setup.train.rounds < planned:
         raise UsageError(f"rounds = {setup.train.rounds} is less than the {planned} rounds of the run: "
                          "a run can only be extended")
-    with _held(out):
+    with locked(out):
         begun = _check(out, setup)
         backend, settled, measured = _settle(setup)
         with closing(backend):
@@ -261,9 +270,9 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
 def load(out: Path) -> Run:
     """A run's models and figures as they are on disk, without going on."""
     setup = Setup.of(layout.experiment(out))
-    with _held(out):
+    with locked(out):
         if not _check(out, setup):
-            raise DescantError(f"{out} has no checkpoint yet: run `descant resume {out}` first")
+            raise DescantError(f"{out} has no checkpoint yet: run `{layout.resume_command(out)}` first")
         run = Run(setup, out)
         run.restore()
     return run
@@ -283,12 +292,8 @@ def _finish(run: Run, backend: Backend, observer: Observer | None, measured: lis
     try:
         run.drive(backend, observer)
     except KeyboardInterrupt:
-        where = "" if run.directory is None else f"; continue with: descant resume {run.directory}"
+        where = "" if run.directory is None else f"; continue with: {layout.resume_command(run.directory)}"
         raise Interrupted(f"stopped after round {run.rounds} of {run.setup.train.rounds}{where}") from None
-    except OSError as error:
-        raise DescantError(f"cannot write the run: {error.strerror or error}; its last whole round is "
-                           f"{run.rounds}: mend that, then continue with: descant resume {run.directory}"
-                           ) from None
     return run
 
 
@@ -305,10 +310,6 @@ def _check(out: Path, setup: Setup) -> bool:
     for part in (kept / "clients", kept / "best" / "clients"):
         require_files(part, template, setup.federation.population)
     return True
-
-
-def _held(out: Path | None) -> AbstractContextManager[None]:
-    return nullcontext() if out is None else locked(out)
 
 
 @contextmanager

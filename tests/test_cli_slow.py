@@ -1,0 +1,161 @@
+"""The command line in processes of its own: signals, pipes, a full disk."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import descant
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-m", "descant"]
+# the package that these tests see is the one that is run, installed or not
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(descant.__file__).parents[1])}
+
+
+def start(*args: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([*COMMAND, *map(str, args)], cwd=cwd, env=ENVIRONMENT, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def finish(*args: object, cwd: Path) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    with start(*args, cwd=cwd) as process:
+        out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def settings(**changes: object) -> list[str]:
+    fields = {"data__clients": 6, "train__cohort": 3, "train__rounds": 30, "train__local": "{ steps = 5 }",
+              "train__backend": "vectorised", "eval__every": 5} | changes
+    return [f"--set={key.replace('__', '.')}={value}" for key, value in fields.items()]
+
+
+def checkpoint(directory: Path) -> dict[str, bytes]:
+    base = directory / "checkpoint"
+    return {str(path.relative_to(base)): path.read_bytes() for path in base.rglob("*") if path.is_file()}
+
+
+def rounds_done(directory: Path) -> int:
+    metrics = directory / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+@pytest.mark.parametrize("backend", [
+    {"train__backend": "vectorised"},
+    {"train__backend": "processes", "train__workers": 2, "train__chunk": 1},
+])
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, backend):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert finish("run", *settings(**backend), "--out", whole, cwd=tmp_path)[0] == 0
+
+    with start("run", *settings(**backend), "--out", "run", cwd=tmp_path, start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        while rounds_done(run) < 3 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    stopped = re.fullmatch(r"stopped after round (\d+) of 30; continue with: descant resume run\n", err)
+    assert stopped, err
+    assert rounds_done(run) == int(stopped[1]) < 30
+    assert checkpoint(run) != checkpoint(whole)
+
+    code, out, err = finish("resume", "run", cwd=tmp_path)
+    assert code == 0, err
+    assert f"continuing after round {stopped[1]} of 30" in out
+    assert checkpoint(run) == checkpoint(whole)
+    assert (run / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
+
+
+def mount(place: Path, options: str) -> None:
+    """Put a tmpfs at a place, or change the one that is there; skip where that is not allowed."""
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command to make a small disk with")
+    if done.returncode:
+        pytest.skip(f"mounting a small disk is not permitted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A disk of one megabyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount(place, "size=1m")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_an_error_to_recover_from(tmp_path, disk):
+    big = settings(model__name="dnn", train__rounds=12, data__clients=15, eval__every=2)
+    run, whole = disk / "run", tmp_path / "whole"
+    assert finish("run", *big, "--out", whole, cwd=tmp_path)[0] == 0
+
+    code, _, err = finish("run", *big, "--out", run, cwd=tmp_path)
+    assert code == 1
+    assert re.fullmatch(rf"error: .*No space left on device.*descant resume {run}\n", err), err
+    code, _, err = finish("resume", run, cwd=tmp_path)  # still full
+    assert code == 1
+    assert re.fullmatch(r"error: .*No space left on device.*\n", err), err
+
+    mount(disk, "remount,size=20m")
+    code, _, err = finish("resume", run, cwd=tmp_path)
+    assert code == 0, err
+    assert checkpoint(run) == checkpoint(whole)
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path, disk):
+    (disk / "filler").write_bytes(b"x" * (2**20 - 4096))
+    code, _, err = finish("run", *settings(), "--out", disk / "run", cwd=tmp_path)
+    assert code == 1
+    assert re.fullmatch(r"error: .*No space left on device.*\n", err), err
+
+
+def test_a_read_only_disk(tmp_path, disk):
+    mount(disk, "remount,ro")
+    code, _, err = finish("run", *settings(), "--out", disk / "run", cwd=tmp_path)
+    assert (code, err) \
+        == (1, f"error: cannot write to {disk / 'run'}: Read-only file system; choose another --out\n")
+    code, _, err = finish("run", *settings(), cwd=disk)
+    assert (code, err) == (1, "error: cannot write to runs: Read-only file system; choose another --out\n")
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("args", [
+    ["--help"], ["list", "algorithms"], ["show", "ditto"], ["show", "ditto", "--json"],
+    ["run", *settings(), "--out", "run"],
+])
+def test_a_reader_that_has_heard_enough_is_no_error(tmp_path, args):
+    with start(*args, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_help_does_not_wait_for_torch(tmp_path):
+    command = [sys.executable, "-X", "importtime", *COMMAND[1:], "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert "Usage: descant" in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "descant.cli" in imported
+    assert imported & {"torch", "numpy", "sklearn", "matplotlib", "rich"} == set()
+
+
+def test_a_poor_terminal_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONIOENCODING", "ascii")
+    code, out, err = finish("show", "fedavg", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert "Ag?era y Arcas" in out
