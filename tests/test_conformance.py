@@ -15,16 +15,16 @@ import pytest
 import torch
 
 import descant
-from descant import tree
+from descant import fields, tree
 from descant.algorithm import Algorithm, Message
 from descant.algorithms import ALGORITHMS, SCAFFOLD, Ditto, FedAvg, FedProx, pFedMe
 from descant.engine.backend import InProcess
 from descant.engine.batches import View
 from descant.engine.choose import templates
 from descant.engine.evaluation import summarise
-from descant.engine.rounds import Training
 from descant.engine.work import Work
 from descant.errors import UsageError
+from descant.experiment.config import parse_algorithm
 from descant.experiment.run import Interrupted
 from descant.meter import metered
 from descant.solve import SGD, Adam, Proximal
@@ -519,18 +519,9 @@ def test_every_method_tells_what_it_is(name: str) -> None:
 @every_method
 def test_a_method_survives_its_table(method: str) -> None:
     """What is written to config.toml makes the same method again."""
-    from descant import fields
-    from descant.experiment.config import parse_algorithm
-
     assert parse_algorithm(fields.dump(VARIANTS[method])) == VARIANTS[method]
 
 
 def test_training_refuses_a_cohort_that_is_too_large() -> None:
     with pytest.raises(UsageError, match="only 5 clients"), engine(FedAvg(), FEDERATION, cohort=6):
         pass
-
-
-def test_the_initial_server_state_knows_the_population() -> None:
-    work = make_work(FedAvg(), FEDERATION)
-    training = Training(work, descant.engine.settings.Train(dtype="float64", cohort=2))
-    assert training.round_of(np.arange(POPULATION)).sizes.tolist() == list(SIZES)

@@ -203,7 +203,7 @@ def test_spec_defaults() -> None:
     ({"test": 1}, "data.test must be less than 1, not 1"),
     ({"validation": float("nan")}, "data.validation must be a finite number, not nan"),
     ({"partition": "dirichlet", "alpha": "low"}, "data.alpha must be number, not 'low'"),
-    ({"dataset": "quadratics", "kappa": 0.5}, "quadratics.kappa must be at least 1, not 0.5"),
+    ({"dataset": "quadratics", "kappa": 0.5}, "data.kappa must be at least 1, not 0.5"),
 ])
 def test_bad_tables(table: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as error:

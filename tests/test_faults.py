@@ -10,7 +10,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import pytest
@@ -21,9 +21,10 @@ import descant
 from descant.algorithm import ClientData, Message, Round
 from descant.algorithms import Ditto, FedAvg
 from descant.engine.evaluation import summarise
-from descant.engine.rounds import NobodyLeft
+from descant.engine.rounds import NobodyLeft, Training
 from descant.errors import DescantError
 from descant.experiment import checkpoint
+from descant.experiment import run as runs
 from descant.experiment.run import Interrupted
 from descant.fields import hyper
 from descant.pool import Federation
@@ -47,14 +48,17 @@ class Failure(RuntimeError):
     pass
 
 
+Fault: TypeAlias = Literal["raise", "shape", "dtype", "parts", "no tensor", "nan", "inf in state",
+                           "personalize"]
+
+
 @dataclass(frozen=True)
 class Faulty(Ditto):
-    """Ditto, in which the clients with `victim` training rows misbehave. That a client looks at its own number
-    makes a vectorised chunk raise, as much of users' code does."""
+    """Ditto, in which the clients with `victim` training rows misbehave. That a client looks at its own
+    number makes a vectorised chunk raise, as much of users' code does."""
 
     name: ClassVar[str] = "faulty"
-    fault: Literal["raise", "shape", "dtype", "parts", "no tensor", "nan", "inf in state", "personalize"] = hyper(
-        "raise", "what it does")
+    fault: Fault = hyper("raise", "what it does")
     victim: int = hyper(SIZES[CULPRIT], "number of training rows")
 
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> Any:
@@ -93,7 +97,7 @@ def play_without(e: Engine, culprit: int) -> None:
     training.store.write()
 
 
-def check_that_the_others_are_not_harmed(e: Engine, federation: Federation, model: str, rounds: int) -> None:
+def check_that_the_others_are_not_harmed(e: Engine, model: str, rounds: int) -> None:
     with engine(Ditto(), FEDERATION, MODELS[model]()) as reference:
         initial = take(clone(reference.states()), CULPRIT)
         for _ in range(rounds):
@@ -125,7 +129,7 @@ def test_a_client_that_misbehaves_is_left_out(fault: Any, backend: str) -> None:
             assert "\n" not in report.rejected[CULPRIT]
             assert report.participants == len(SIZES)
             assert math.isfinite(report.loss)
-        check_that_the_others_are_not_harmed(e, FEDERATION, "mclr", 2)
+        check_that_the_others_are_not_harmed(e, "mclr", 2)
         scores = e.score()
         assert scores.newcomer.tolist() == [False, False, False, True, False]
         assert not scores.failed
@@ -144,7 +148,7 @@ def test_nan_in_the_features_of_one_client(model: str, backend: str) -> None:
         for report in e.play(2):
             assert list(report.rejected) == [CULPRIT]
             assert "not finite" in report.rejected[CULPRIT]
-        check_that_the_others_are_not_harmed(e, with_nan_features(), model, 2)
+        check_that_the_others_are_not_harmed(e, model, 2)
         assert all(bool(torch.isfinite(t).all()) for _, t in leaves((e.server, e.states())))
 
 
@@ -240,7 +244,7 @@ class Hopeless(FedAvg):
 def test_a_round_without_a_single_upload_has_not_happened(fault: Any, reason: str, backend: str) -> None:
     with engine(Hopeless(fault=fault), FEDERATION, "mclr", **BACKENDS[backend]) as e:
         server, states = clone(e.server), clone(e.states())
-        with pytest.raises(NobodyLeft, match=f"no upload of round 1 could be taken; client 'client0'.*{reason}"):
+        with pytest.raises(NobodyLeft, match=f"no upload of round 1 .* client 'client0': .*{reason}"):
             e.play(1)
         assert e.training.number == 0
         assert not e.training.store.took_part(e.everyone).any()
@@ -253,7 +257,7 @@ def test_a_method_that_fails_on_everyone_is_told_before_training(tmp_path: Path)
         def local(self, task: Task, message: Message, state: Model, data: ClientData) -> Any:
             raise Failure("never works")
 
-    with pytest.raises(DescantError, match="fails on every client.*never works"):
+    with pytest.raises(DescantError, match=r"fails on every client.*never works"):
         descant.run(Broken(), federation=FEDERATION, out=tmp_path / "run", rounds=1)
     assert not (tmp_path / "run").exists()
 
@@ -312,25 +316,19 @@ def test_ctrl_c_in_the_middle_of_a_round_keeps_the_rounds_before(place: str, tmp
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"federation": FEDERATION, "rounds": 3, "batch": 4, "local": {"steps": 1},
                                 "backend": "loop", "eval": {"every": 1}}
-    name = "descant.experiment.run.evaluate" if place == "evaluate" else \
-        "descant.engine.backend.InProcess.run"
-    owner, _, attribute = name.rpartition(".")
-    calls = 0
-    original = pytest.importorskip(owner) if place == "evaluate" else None
-    from descant.engine.backend import InProcess
+    owner, name = (runs, "evaluate") if place == "evaluate" else (Training, "_play")
+    function, calls = getattr(owner, name), 0
 
-    function = getattr(original, attribute) if original is not None else InProcess.run
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
+    def interrupted(*args: Any) -> Any:
         nonlocal calls
-        is_training = place == "evaluate" or args[1] == "local"
-        calls += is_training
+        calls += 1
+        found = function(*args)
         if calls == 2:
             raise KeyboardInterrupt
-        return function(*args, **kwargs)
+        return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(name, interrupted)
+        patch.setattr(owner, name, interrupted)
         with pytest.raises(Interrupted, match="stopped after round 1 of 3"):
             descant.run(Ditto(), out=tmp_path / "parts", **settings)
     _, facts = checkpoint.read(tmp_path / "parts" / "checkpoint" / "state.safetensors")
@@ -406,7 +404,7 @@ def test_a_killed_worker_ends_the_run_with_a_valid_checkpoint(moment: str, tmp_p
                 flag.touch()
 
     observer = Killer(2) if moment == "between rounds" else Flagger(2)
-    with pytest.raises(DescantError, match="worker process ended unexpectedly .*killed"):
+    with pytest.raises(DescantError, match=r"worker process ended unexpectedly .*killed"):
         descant.run(algorithm, out=tmp_path / "parts", observer=observer, **settings)
     assert children() == []
     _, facts = checkpoint.read(tmp_path / "parts" / "checkpoint" / "state.safetensors")

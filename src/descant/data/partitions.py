@@ -67,7 +67,7 @@ class Classes(Partition):
         _check_clients(clients, len(labels))
         classes, label = np.unique(labels, return_inverse=True)
         if self.classes_per_client > len(classes):
-            raise UsageError(f"classes.classes_per_client = {self.classes_per_client}, but the data has "
+            raise UsageError(f"classes_per_client = {self.classes_per_client}, but the data has "
                              f"{len(classes)} classes: use at most that many")
         rng = stream(seed, "partition")
 
@@ -110,7 +110,7 @@ class Dirichlet(Partition):
         labels = _need_labels(labels, self.name)
         _check_clients(clients, len(labels))
         if clients * self.min_size > len(labels):
-            raise UsageError(f"{clients} clients with dirichlet.min_size = {self.min_size} need "
+            raise UsageError(f"{clients} clients with min_size = {self.min_size} need "
                              f"{clients * self.min_size} rows, but there are {len(labels)}: "
                              "use fewer clients or a smaller min_size")
         rng = stream(seed, "partition")

@@ -90,7 +90,7 @@ class Logistic(Dataset):
 
     def load(self, clients: int, seed: int) -> Samples:
         if self.clusters > clients:
-            raise UsageError(f"logistic.clusters = {self.clusters} with clients = {clients} leaves clusters "
+            raise UsageError(f"clusters = {self.clusters} with clients = {clients} leaves clusters "
                              "empty: use more clients or fewer clusters")
         shape = (self.classes, self.dim + 1)  # the bias is the last column
         rng = stream(seed, "logistic centres")
