@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import descant
-from descant.experiment import directory
+from descant.experiment import directory, run
+from descant.experiment.files import write_atomic
 
 
 class Crash(BaseException):
@@ -33,6 +34,12 @@ class Crasher:
             return operation(*args, **kwargs)
 
         return guarded
+
+
+@pytest.fixture(autouse=True)
+def _quick_picture(monkeypatch):
+    """A picture takes as long as everything else here, and how it is drawn does not matter."""
+    monkeypatch.setattr(run, "draw_curve", lambda history, best, path: write_atomic(path, b"a picture"))
 
 
 def play(out: Path, method: str, resume: bool = False):

@@ -68,6 +68,8 @@ class Work:
         if len(clients) > 1:
             try:
                 values, grad_steps = self._together(job, clients, number, message, states)
+                if wrong := _misfit(take(values, 0), self.templates.get(job)):
+                    raise TypeError(wrong)
                 return Outcome(np.arange(len(clients)), values, {}, grad_steps)
             except Exception as error:  # somebody in this chunk fails: find out who, one by one
                 outcome = self._one_by_one(job, clients, number, message, states)
@@ -76,11 +78,13 @@ class Work:
 
     def _one_by_one(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
                     ) -> Outcome:
-        done, rows, failed, grad_steps = [], [], {}, 0
+        done, results, failed, grad_steps = [], [], {}, 0
         for k in range(len(clients)):
-            own = Message(message.shared, take(message.each, k))
+            # copies: how a row is aligned in memory would show in the last bit of matrix products
+            each, state = (map_tree(torch.clone, take(rows, k)) for rows in (message.each, states))
+            own = Message(message.shared, each)
             try:
-                value, steps = self._alone(job, int(clients[k]), number, own, take(states, k))
+                value, steps = self._alone(job, int(clients[k]), number, own, state)
             except Exception as error:
                 failed[k] = _reason(error)
                 continue
@@ -89,8 +93,8 @@ class Work:
                 failed[k] = wrong
                 continue
             done.append(k)
-            rows.append(value)
-        values = stack(rows) if rows else ()
+            results.append(value)
+        values = stack(results) if results else ()
         return Outcome(np.array(done, np.int64), values, failed, grad_steps)
 
     def _together(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree

@@ -150,7 +150,10 @@ def _whole_lines(path: Path) -> list[str]:
 
 def truncate(out: Path, number: int) -> list[dict[str, Any]]:
     """Drop what belongs to rounds after `number`; returns the metrics rows that stay."""
-    rows = [row for row in read_metrics(out) if row["round"] <= number]
+    rows = read_metrics(out)[:number]
+    if len(rows) < number:
+        raise DescantError(f"{out / 'metrics.jsonl'} is damaged: it ends at round {len(rows)}, the state "
+                           f"at {number}; restore it from a copy, or start the run anew")
     if (out / "metrics.jsonl").exists():
         write_atomic(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     clients = out / "clients.csv"

@@ -112,8 +112,8 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are done."""
-        return self._training.number
+        """How many rounds are committed."""
+        return len(self.history)
 
     @property
     def best_round(self) -> int | None:
@@ -204,7 +204,7 @@ class Run:
             yield
         except OSError as error:
             where = "" if self.directory is None else f": {layout.resume_command(self.directory)}"
-            raise DescantError(f"cannot write the run: {error.strerror or error}; {len(self.history)} whole "
+            raise DescantError(f"cannot write the run: {error.strerror or error}; {self.rounds} whole "
                                f"rounds are safe: mend that, then continue with{where}") from None
 
     def restore(self) -> None:
