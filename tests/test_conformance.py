@@ -17,7 +17,7 @@ import torch
 import descant
 from descant import fields, tree
 from descant.algorithm import Algorithm, Message
-from descant.algorithms import ALGORITHMS, SCAFFOLD, Ditto, FedAvg, FedProx, pFedMe
+from descant.algorithms import ALGORITHMS, SCAFFOLD, Ditto, FedAvg, FedProx, LocalTrain, pFedMe
 from descant.engine.backend import InProcess
 from descant.engine.batches import View
 from descant.engine.choose import templates
@@ -321,6 +321,29 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(method: str, tmp_pat
             assert_same(server, expected.server)
             assert_same(store.read(everyone), expected.store.read(everyone))
         assert_same(run.personal(2, "last"), whole.personal(2, "last"))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("method", ["ditto", "scaffold", "localtrain"])
+def test_the_best_state_is_the_state_after_the_best_round(method: str, on_disk: bool, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends at the best round of a longer one has its best state as its last. With large steps and
+    this seed the best round is in the middle."""
+    monkeypatch.setattr("descant.experiment.run.draw_curve", lambda *args: None)
+    algorithm = {"ditto": Ditto(solver=SGD(lr=0.8)), "scaffold": SCAFFOLD(eta_l=0.8),
+                 "localtrain": LocalTrain(SGD(lr=0.8))}[method]
+    settings: dict[str, Any] = {"federation": FEDERATION, "cohort": 3, "batch": 4, "local": {"steps": 2},
+                                "backend": "vectorised", "eval": {"every": 1}, "seed": 2}
+    long = descant.run(algorithm, rounds=9, out=tmp_path / "long" if on_disk else None, **settings)
+    assert long.best_round is not None
+    assert 1 < long.best_round < 9
+    short = descant.run(algorithm, rounds=long.best_round, **settings)
+    everyone = np.arange(POPULATION)
+    found, expected = long.snapshot("best"), short.snapshot("last")
+    assert_same(found.server, expected.server)
+    assert_same(found.store.read(everyone), expected.store.read(everyone))
+    assert np.array_equal(found.store.last_round, expected.store.last_round)
+    assert not np.array_equal(found.store.last_round, long.snapshot("last").store.last_round)
 
 
 # -- costs -------------------------------------------------------------------------------------------------

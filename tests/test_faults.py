@@ -199,7 +199,7 @@ def test_the_first_client_may_be_the_culprit() -> None:
         assert list(e.play(1)[0].rejected) == [0]
 
 
-def test_rejected_clients_of_the_cohort_do_not_count_as_bytes_or_samples() -> None:
+def test_what_is_rejected_counts_neither_in_the_average_nor_in_the_bytes_up() -> None:
     """The average is over the accepted: p_i = n_i / 18 for sizes 9, 5, 1, 3."""
     with engine(Faulty(fault="raise"), FEDERATION, "mclr") as e:
         algorithm = e.training.work.algorithm
@@ -210,6 +210,7 @@ def test_rejected_clients_of_the_cohort_do_not_count_as_bytes_or_samples() -> No
         weights = torch.tensor([9, 5, 1, 3], dtype=torch.float64) / 18
         torch.testing.assert_close(e.server.theta, weights @ upload.theta, rtol=0, atol=1e-14)
         assert report.bytes_up == 4 * 51 * 8
+        assert report.bytes_down == 5 * 51 * 8  # the culprit was sent the message, too
 
 
 # -- nobody is left ------------------------------------------------------------------------------------

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant.data.partitions import PARTITIONS, Classes, Dirichlet, Iid, Natural, Partition
+from descant.data.samples import Samples
 from descant.errors import UsageError
 
 quick = settings(deadline=None, max_examples=60)
@@ -22,6 +24,17 @@ def labelled(draw: st.DrawFn, least: int = 1) -> np.ndarray:
     return np.random.default_rng(draw(seeds)).permutation(labels)
 
 
+def deal(
+    partition: Partition, labels: np.ndarray | None, owner: np.ndarray | None, clients: int, seed: int
+) -> np.ndarray:
+    """The assignment of rows of which only the labels and the owners matter."""
+    rows = labels if labels is not None else owner
+    assert rows is not None
+    y = torch.from_numpy(labels) if labels is not None else torch.zeros(len(rows))
+    classes = int(labels.max()) + 1 if labels is not None else None
+    return partition.assign(Samples(torch.zeros(len(rows), 1), y, classes, owner), clients, seed)
+
+
 def table(labels: np.ndarray, client: np.ndarray, clients: int) -> np.ndarray:
     """How many rows of each class each client has, [clients, classes]."""
     classes = np.unique(labels)
@@ -32,7 +45,7 @@ def table(labels: np.ndarray, client: np.ndarray, clients: int) -> np.ndarray:
 @given(labelled(), st.data(), seeds)
 def test_iid_deals_equally(labels: np.ndarray, data: st.DataObject, seed: int) -> None:
     clients = data.draw(st.integers(1, len(labels)))
-    client = Iid().assign(labels, None, clients, seed)
+    client = deal(Iid(), labels, None, clients, seed)
     sizes = np.bincount(client, minlength=clients)
     assert client.min() >= 0
     assert len(sizes) == clients
@@ -40,11 +53,9 @@ def test_iid_deals_equally(labels: np.ndarray, data: st.DataObject, seed: int) -
 
 
 def test_iid_is_random_and_needs_no_labels() -> None:
-    client = Iid().assign(None, np.zeros(100), 4, 0)
+    client = deal(Iid(), None, np.zeros(100), 4, 0)
     assert not np.array_equal(client, np.arange(100) % 4)
     assert not np.array_equal(client, np.sort(client))
-    with pytest.raises(UsageError, match="needs labels or owners"):
-        Iid().assign(None, None, 4, 0)
 
 
 @quick
@@ -53,7 +64,7 @@ def test_classes_deals_classes_and_rows_evenly(clients: int, data: st.DataObject
     labels = data.draw(labelled(least=clients))
     classes = len(np.unique(labels))
     per_client = data.draw(st.integers(1, classes))
-    client = Classes(per_client).assign(labels, None, clients, seed)
+    client = deal(Classes(per_client), labels, None, clients, seed)
 
     counts = table(labels, client, clients)
     has = counts > 0
@@ -73,7 +84,7 @@ def test_classes_deals_classes_and_rows_evenly(clients: int, data: st.DataObject
 
 def test_classes_differ_between_clients() -> None:
     labels = np.repeat(np.arange(10), 50)
-    has = table(labels, Classes(2).assign(labels, None, 20, 0), 20) > 0
+    has = table(labels, deal(Classes(2), labels, None, 20, 0), 20) > 0
     assert len(np.unique(has, axis=0)) > 10  # not the same five pairs over and over
 
 
@@ -84,7 +95,7 @@ def test_dirichlet_uses_every_row_and_respects_min_size(
 ) -> None:
     min_size = min(min_size, len(labels))
     clients = data.draw(st.integers(1, len(labels) // min_size))
-    client = Dirichlet(alpha, min_size).assign(labels, None, clients, seed)
+    client = deal(Dirichlet(alpha, min_size), labels, None, clients, seed)
     sizes = np.bincount(client, minlength=clients)  # fails on -1
     assert len(sizes) == clients
     assert sizes.sum() == len(labels)
@@ -96,7 +107,7 @@ def test_dirichlet_uses_every_row_and_respects_min_size(
 def test_dirichlet_explains_that_there_are_too_few_rows(labels: np.ndarray, min_size: int, seed: int) -> None:
     clients = len(labels) // min_size + 1
     with pytest.raises(UsageError, match=r"use (fewer|at most that many) clients"):
-        Dirichlet(0.5, min_size).assign(labels, None, clients, seed)
+        deal(Dirichlet(0.5, min_size), labels, None, clients, seed)
 
 
 def test_dirichlet_alpha_sets_the_heterogeneity() -> None:
@@ -104,7 +115,7 @@ def test_dirichlet_alpha_sets_the_heterogeneity() -> None:
 
     def distance(alpha: float) -> float:
         """Mean total variation between a client's label distribution and the uniform one."""
-        counts = table(labels, Dirichlet(alpha).assign(labels, None, 20, 0), 20)
+        counts = table(labels, deal(Dirichlet(alpha), labels, None, 20, 0), 20)
         return float(np.abs(counts / counts.sum(1, keepdims=True) - 0.1).sum(1).mean() / 2)
 
     assert distance(1000) < 0.1 < distance(1) < 0.55 < distance(0.05)
@@ -114,7 +125,7 @@ def test_dirichlet_shares_have_the_right_moments() -> None:
     """A share of Dirichlet(alpha) over m clients has mean 1/m and variance (1/m)(1 - 1/m)/(m alpha + 1)."""
     m, alpha = 5, 2.0
     labels = np.zeros(1000, int)
-    shares = np.array([np.bincount(Dirichlet(alpha, 1).assign(labels, None, m, seed), minlength=m)
+    shares = np.array([np.bincount(deal(Dirichlet(alpha, 1), labels, None, m, seed), minlength=m)
                        for seed in range(400)]) / 1000
     assert np.allclose(shares.mean(0), 1 / m, atol=0.02)
     assert np.allclose(shares.var(0), (1 / m) * (1 - 1 / m) / (m * alpha + 1), rtol=0.3)
@@ -125,7 +136,7 @@ def test_dirichlet_shares_have_the_right_moments() -> None:
 def test_natural_gives_client_k_the_rows_of_owner_k(ids: list[int], text: bool, seed: int) -> None:
     owner = np.array([f"site{i}" for i in ids] if text else ids)
     owners = sorted(set(owner.tolist()))
-    client = Natural().assign(None, owner, len(owners), seed)
+    client = deal(Natural(), None, owner, len(owners), seed)
     assert [owners[k] for k in client] == owner.tolist()
 
 
@@ -134,7 +145,7 @@ def test_a_seed_fixes_the_partition(partition: Partition) -> None:
     labels = np.random.default_rng(0).integers(5, size=400)
 
     def assigned(seed: int) -> list[int]:
-        client: list[int] = partition.assign(labels, None, 10, seed).tolist()
+        client: list[int] = deal(partition, labels, None, 10, seed).tolist()
         return client
 
     assert assigned(3) == assigned(3) != assigned(4)
@@ -160,7 +171,7 @@ def test_impossible_requests(
     partition: Partition, labels: np.ndarray | None, owner: np.ndarray | None, clients: int, message: str
 ) -> None:
     with pytest.raises(UsageError) as error:
-        partition.assign(labels, owner, clients, 0)
+        deal(partition, labels, owner, clients, 0)
     assert message in str(error.value)
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from descant.data.samples import Samples
 from descant.errors import UsageError
 from descant.fields import Checked, hyper
 from descant.random import stream
@@ -22,12 +23,9 @@ class Partition(Checked, ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def assign(
-        self, labels: np.ndarray | None, owner: np.ndarray | None, clients: int, seed: int
-    ) -> np.ndarray:
+    def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
         """For each row the number of its client, 0..clients-1, or -1 if nobody gets it.
 
-        `labels` are class numbers (None: real targets), `owner` natural client ids (None: unknown).
         Every client gets at least one row.
         """
 
@@ -38,14 +36,9 @@ class Iid(Partition):
 
     name: ClassVar[str] = "iid"
 
-    def assign(
-        self, labels: np.ndarray | None, owner: np.ndarray | None, clients: int, seed: int
-    ) -> np.ndarray:
-        known = labels if labels is not None else owner
-        if known is None:
-            raise UsageError("partition 'iid' needs labels or owners to know how many rows there are")
-        _check_clients(clients, len(known))
-        return stream(seed, "partition").permutation(np.arange(len(known)) % clients)
+    def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
+        _check_clients(clients, len(samples.x))
+        return stream(seed, "partition").permutation(np.arange(len(samples.x)) % clients)
 
 
 @dataclass(frozen=True)
@@ -60,10 +53,8 @@ class Classes(Partition):
 
     classes_per_client: int = hyper(2, "number of classes that each client has", low=1)
 
-    def assign(
-        self, labels: np.ndarray | None, owner: np.ndarray | None, clients: int, seed: int
-    ) -> np.ndarray:
-        labels = _need_labels(labels, self.name)
+    def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
+        labels = _need_labels(samples, self.name)
         _check_clients(clients, len(labels))
         classes, label = np.unique(labels, return_inverse=True)
         if self.classes_per_client > len(classes):
@@ -104,10 +95,8 @@ class Dirichlet(Partition):
     alpha: float = hyper(0.5, "concentration: small is heterogeneous, large is iid", above=0)
     min_size: int = hyper(10, "least number of rows of a client", low=1)
 
-    def assign(
-        self, labels: np.ndarray | None, owner: np.ndarray | None, clients: int, seed: int
-    ) -> np.ndarray:
-        labels = _need_labels(labels, self.name)
+    def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
+        labels = _need_labels(samples, self.name)
         _check_clients(clients, len(labels))
         if clients * self.min_size > len(labels):
             raise UsageError(f"{clients} clients with min_size = {self.min_size} need "
@@ -136,13 +125,11 @@ class Natural(Partition):
 
     name: ClassVar[str] = "natural"
 
-    def assign(
-        self, labels: np.ndarray | None, owner: np.ndarray | None, clients: int, seed: int
-    ) -> np.ndarray:
-        if owner is None:
+    def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
+        if samples.owner is None:
             raise UsageError("partition 'natural' needs data whose rows have owners, and these have none: "
                              "choose 'iid' or another partition")
-        owners, number = np.unique(owner, return_inverse=True)
+        owners, number = np.unique(samples.owner, return_inverse=True)
         if clients != len(owners):
             raise UsageError(f"clients = {clients}, but the data has {len(owners)} natural owners: "
                              f"set clients = {len(owners)}, or choose another partition")
@@ -156,11 +143,11 @@ def _check_clients(clients: int, rows: int) -> None:
         raise UsageError(f"clients = {clients}, but the data has {rows} rows: use at most that many clients")
 
 
-def _need_labels(labels: np.ndarray | None, name: str) -> np.ndarray:
-    if labels is None:
+def _need_labels(samples: Samples, name: str) -> np.ndarray:
+    if samples.labels is None:
         raise UsageError(f"partition {name!r} needs class labels, and this dataset has none: "
                          "choose 'iid' or 'natural'")
-    return labels
+    return samples.labels
 
 
 def _cut(totals: np.ndarray, shares: np.ndarray) -> np.ndarray:

@@ -20,7 +20,14 @@ class Samples:
     y: Tensor
     classes: int | None  # None where y holds real targets
     owner: np.ndarray | None = None  # per row, the id of the client it naturally belongs to
+    group: np.ndarray | None = None  # per row, the id of what must stay on one side of a split
     truth: dict[str, Tensor] = field(default_factory=dict)  # what is known about the natural clients
+
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The class numbers; None where y holds real targets."""
+        return None if self.classes is None else self.y.numpy()
 
 
 class Dataset(Checked, ABC):

@@ -58,8 +58,7 @@ class DataSpec(Checked):
 
     def federation(self) -> Federation:
         samples = self.dataset.load(self.clients, self.seed)
-        labels = None if samples.classes is None else samples.y.numpy()
-        client = self.partition.assign(labels, samples.owner, self.clients, self.seed)
+        client = self.partition.assign(samples, self.clients, self.seed)
         names = [str(k) for k in range(self.clients)]
         natural = isinstance(self.partition, Natural)
         if natural and samples.owner is not None and samples.owner.dtype.kind == "U":
