@@ -118,6 +118,7 @@ class Processes(Backend):
             process.join(5)
             if process.is_alive():
                 process.kill()
+                process.join()
         self._workers, self._pipes, self._slots = [], [], []
 
 

@@ -30,6 +30,11 @@ class Train(Checked):
         None, "clients run together (vectorised, processes); absent: fitted to the model", low=1)
     workers: int | None = hyper(None, "worker processes (processes); absent: one per core", low=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 in (self.local.steps, self.local.epochs):
+            raise UsageError("train.local must be at least one step or epoch")
+
     @property
     def torch_dtype(self) -> torch.dtype:
         return torch.float64 if self.dtype == "float64" else torch.float32
