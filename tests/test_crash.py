@@ -9,7 +9,7 @@ import pytest
 
 import descant
 from descant.experiment import directory, run
-from descant.experiment.files import write_atomic
+from descant.files import write_atomic
 
 
 class Crash(BaseException):

@@ -588,7 +588,8 @@ def test_bytes_become_numbers_between_zero_and_one() -> None:
 @pytest.mark.parametrize(("module", "loss", "classes", "hint"), [
     (nn.Linear(5, 3), "cross_entropy", 3, "does not accept.*\\(3,\\)"),
     (nn.Linear(3, 2), "cross_entropy", 3, "3 classes: it must give 3 outputs"),
-    (nn.Linear(3, 2), "binary_cross_entropy", 3, "does not fit outputs of shape"),
+    (nn.Linear(3, 2), "binary_cross_entropy", 2, "does not fit outputs of shape"),
+    (nn.Linear(3, 1), "binary_cross_entropy", 3, "is for two classes, and the data has 3"),
     (nn.Linear(3, 3), F.cross_entropy, 3, 'reduction="none"'),
     (nn.Linear(3, 2), "mse", None, "does not fit outputs of shape"),
 ])

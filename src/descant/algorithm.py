@@ -74,9 +74,11 @@ class Algorithm(Checked, ABC):
     #: Server and client states must move together (control variates): a client's state may change
     #: only in rounds in which its upload is aggregated.
     tracking: ClassVar[bool] = False
+    #: `personalize` trains on batches (fine-tuning); otherwise it is given none.
+    trains_to_personalize: ClassVar[bool] = False
 
     def personal_steps(self) -> int | None:
-        """How many batches `personalize` and `adapt` are given; None: as many as a round has."""
+        """How many batches `adapt` (and a `personalize` that trains) is given; None: those of a round."""
         return None
 
     @abstractmethod
@@ -108,8 +110,8 @@ class Algorithm(Checked, ABC):
         return task.predict(personal, x)
 
     def newcomer(self, server: Tree, round: Round) -> Message:
-        """What a client that never took part is given; no rows in `each`."""
-        return self.broadcast(server, round)
+        """What a client that never took part is given: nothing that is made for one client."""
+        return Message(self.broadcast(server, round).shared)
 
     @abstractmethod
     def adapt(self, task: Task, message: Message, data: ClientData) -> Tree:

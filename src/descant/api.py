@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def run(
     loss: LossName | Loss | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    eval: dict[str, Any] | None = None,
+    eval: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
     **train: Any,
 ) -> Run:
@@ -42,6 +43,11 @@ def run(
         raise UsageError(f"federation must be a Federation, not {type(federation).__name__}: "
                          "make one with descant.federation(...) or Federation.from_arrays(...)")
     method = parse_algorithm({"name": algorithm}) if isinstance(algorithm, str) else algorithm
+    if not isinstance(method, Algorithm):
+        raise UsageError("algorithm must be a name or a method such as FedAvg() (with brackets), "
+                         f"not {algorithm!r}")
+    if eval is not None and not isinstance(eval, Mapping):
+        raise UsageError(f'eval must hold the fields of [eval], such as {{"every": 5}}, not {eval!r}')
     settings = fields.parse(Train, train, "train")
     federation = federation.to(settings.torch_dtype)
     task = make_task(model, federation, loss=loss, dtype=settings.torch_dtype, seed=settings.seed)

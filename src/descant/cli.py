@@ -98,7 +98,6 @@ def run(
         from descant.progress import Progress
         from descant.report.table import show_summary
 
-        _one_thread()
         console = _console()
         if out is not None:
             directory.require_free(out)  # told before the data is made
@@ -123,7 +122,8 @@ def resume(
 ) -> None:
     """Continue a run that was stopped, or extend one that is finished.
 
-    The result is the same, bit for bit, as if the run had never been stopped.
+    The result is the same, bit for bit, as if the run had never been stopped. (An extended run has also
+    been evaluated after what was its last round before.)
 
     \b
     Examples:
@@ -135,7 +135,6 @@ def resume(
         from descant.progress import Progress
         from descant.report.table import show_summary
 
-        _one_thread()
         console = _console()
         with Progress(console) as progress:
             done = runs.resume(directory, rounds=rounds, observer=progress)
@@ -205,14 +204,6 @@ def _console() -> Console:
     return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=1000)
 
 
-def _one_thread() -> None:
-    """Clients are run side by side, vectorised or in processes: threads inside a single operation on
-    models of this size would only get in each other's way."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
 @contextmanager
 def _place(out: Path | None, stem: str) -> Iterator[Path]:
     """Where a new run is kept: as the user says, or the first free number in runs/.
@@ -257,15 +248,11 @@ def _failures_told(stopped: str) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise  # whoever read this has heard enough: Typer ends quietly
-    except KeyboardInterrupt:
-        _end(stopped, 130)
+    except KeyboardInterrupt as interrupt:  # of a run, it says where that stands
+        _end(str(interrupt) or stopped, 130)
     except UsageError as error:
         _end(f"error: {error}", 2)
     except DescantError as error:
-        from descant.experiment.run import Interrupted
-
-        if isinstance(error, Interrupted):
-            _end(str(error), 130)
         _end(f"error: {error}", 1)
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "

@@ -9,7 +9,9 @@ back (`dump`), and `descant show` can print each field with its default and its 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import numbers
 import operator
 import types
 import typing
@@ -124,11 +126,9 @@ def _fit(value: Any, option: Any, path: str) -> tuple[bool, Any]:
             rest = {k: v for k, v in value.items() if k != "name"}
             return True, parse(option, rest, path)
         return False, value
-    if option is float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number, float(value) if is_number else value
-    if option is int:
-        return isinstance(value, int) and not isinstance(value, bool), value
+    if option in (float, int) and not isinstance(value, bool):  # numpy's numbers are numbers too
+        kind: Any = numbers.Real if option is float else numbers.Integral
+        return isinstance(value, kind), option(value) if isinstance(value, kind) else value
     return isinstance(option, type) and isinstance(value, option), value
 
 
@@ -154,7 +154,12 @@ def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
+    return _cached_hints(cls)
+
+
+@functools.cache
+def _cached_hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 

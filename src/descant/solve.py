@@ -95,6 +95,7 @@ class Proximal(Checked):
 
 
 Solver: TypeAlias = SGD | Adam | Proximal
+SOLVERS: dict[str, type[SGD] | type[Adam] | type[Proximal]] = {cls.name: cls for cls in (SGD, Adam, Proximal)}
 
 
 def descend(task: Task, model: Model, batch: Batch, solver: Solver, prior: Prior = Flat(),

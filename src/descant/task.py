@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
@@ -12,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from descant import meter
-from descant.errors import UsageError
+from descant import meter, random
+from descant.errors import UsageError, unknown
 from descant.layers import Context, rewire
 from descant.pool import Federation
 from descant.vector import Layout, Model
@@ -31,6 +32,10 @@ class Batch(NamedTuple):
     weight: Tensor | None = None
     key: Tensor | None = None
 
+    def redrawn(self, k: int) -> Batch:
+        """The same samples with other random numbers, for the k-th pass over one batch."""
+        return self if self.key is None else self._replace(key=random.fold(self.key, k))
+
 
 class Gradient(NamedTuple):
     """A gradient of the mean loss over a batch, with what the same pass gave besides."""
@@ -45,13 +50,19 @@ class Task(ABC):
 
     layout: Layout | None
     metric_names: tuple[str, ...]  # "loss" first
+    lower_is_better: frozenset[str] = frozenset({"loss", "mse"})  # of the metrics; the others: higher
     draws: bool = False  # whether training needs random numbers (Dropout)
+    scores_need_x: bool = False  # whether `metrics` looks at the samples, not only at outputs and targets
     dim: int
     dtype: torch.dtype
 
     @abstractmethod
     def init(self) -> Model:
         """The initial model that all clients share."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of what is to be minimised, as far as it is data: initial model, constants, loss."""
 
     @abstractmethod
     def losses(self, model: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor]:
@@ -99,10 +110,13 @@ class ModuleTask(Task):
         self.dtype = dtype
         self.loss_name = loss if isinstance(loss, str) else getattr(loss, "__name__", "custom")
         self.classes = classes
-        self.metric_names = ("loss",) + (
-            ("accuracy", "balanced_accuracy") if classes is not None
-            else ("mse", "r2") if loss == "mse" else ())
+        if isinstance(loss, str) and loss not in LOSSES:
+            raise unknown("loss", loss, LOSSES)
+        if loss == "binary_cross_entropy" and classes is None:
+            self.classes = 2  # targets 0 and 1 as real numbers
         self._loss = LOSSES[loss] if isinstance(loss, str) else loss
+        kind = CLASSIFICATION if self.classes is not None else REGRESSION if loss == "mse" else ()
+        self.metric_names = ("loss", *kind)
         self._module = copy.deepcopy(module)
         self._train = copy.deepcopy(module).to(dtype).train()
         self._eval = copy.deepcopy(module).to(dtype).eval()
@@ -112,6 +126,13 @@ class ModuleTask(Task):
 
     def init(self) -> Model:
         return self.layout.flatten(self._module, self.dtype)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.loss_name} {self._module}".encode())
+        for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().contiguous().numpy().data)
+        return digest.hexdigest()[:16]
 
     def losses(self, model: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor]:
         if not train:
@@ -129,42 +150,51 @@ class ModuleTask(Task):
 
     def module(self, model: Model) -> nn.Module:
         """An ordinary module with this model's parameters, as the user's own code expects it."""
-        return self.layout.load(copy.deepcopy(self._module), model).eval()
+        return self.layout.load(copy.deepcopy(self._module).to(self.dtype), model).eval()
 
     def metrics(self, outputs: Tensor, batch: Batch) -> Tensor:
         loss = _mean(self._loss(outputs, batch.y), batch.weight)
         if self.classes is not None:
-            return torch.stack([loss, *_classification(outputs, batch.y, batch.weight, self.classes)])
+            y = batch.y.long()
+            return torch.stack([loss, *_classification(outputs, y, batch.weight, self.classes)])
         if "mse" in self.metric_names:
             values = outputs.reshape(batch.y.shape)
             return torch.stack([loss, *_regression(values, batch.y, batch.weight)])
         return loss[None]
 
     def check(self, federation: Federation) -> None:
-        """Try two samples, so that a misfit of model, loss and data is told before training."""
-        shape = tuple(federation.x.shape[1:])
+        """Try two samples, so that a misfit of model, loss and data is told before training; and see
+        whether the outputs of a user's own loss can be scored as a regression."""
+        shape, kind = tuple(federation.x.shape[1:]), federation.x.dtype
+        if self.loss_name == "binary_cross_entropy" and federation.classes not in (None, 1, 2):
+            raise UsageError(f"the loss binary_cross_entropy is for two classes, and the data has "
+                             f"{federation.classes}: use cross_entropy")
         batch = Batch(inputs(federation.x[:2], self.dtype), federation.y[:2])
         n = len(batch.x)
         try:
             outputs = self.predict(self.init(), batch.x)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UsageError(f"the model does not accept the data's samples of shape {shape}: {reason}"
-                             ) from None
+        except Exception as error:
+            tokens = "" if batch.x.is_floating_point() else (
+                f" (whole numbers, {kind}, are taken for tokens: make them float if they are features)")
+            raise UsageError(f"the model does not accept the data's samples of shape {shape}{tokens}: "
+                             f"{_first_line(error)}") from None
+        if not isinstance(outputs, Tensor):
+            raise UsageError(f"the model returns a {type(outputs).__name__}: it must return one tensor")
         per_class = self.loss_name == "cross_entropy"
         if per_class and self.classes is not None and outputs.shape[1:2] != (self.classes,):
             raise UsageError(f"the model gives outputs of shape {tuple(outputs.shape[1:])} for data with "
                              f"{self.classes} classes: it must give {self.classes} outputs")
         try:
             losses = self._loss(outputs, batch.y)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except Exception as error:
             raise UsageError(f"the loss {self.loss_name} does not fit outputs of shape "
-                             f"{tuple(outputs.shape)} and targets of shape {tuple(batch.y.shape)}: {reason}"
-                             ) from None
+                             f"{tuple(outputs.shape)} and targets of shape {tuple(batch.y.shape)}: "
+                             f"{_first_line(error)}") from None
         if losses.shape != (n,):
             raise UsageError(f"the loss {self.loss_name} gives shape {tuple(losses.shape)} for {n} samples: "
                              'it must give one loss per sample (reduction="none")')
+        if self.classes is None and batch.y.is_floating_point() and outputs.numel() == batch.y.numel():
+            self.metric_names = ("loss", *REGRESSION)
 
 
 class FunctionTask(Task):
@@ -175,6 +205,7 @@ class FunctionTask(Task):
 
     layout = None
     metric_names = ("loss",)
+    scores_need_x = True
 
     def __init__(self, losses: Callable[[Tensor, Tensor, Tensor], Tensor], theta0: Tensor) -> None:
         self._losses = losses
@@ -184,6 +215,9 @@ class FunctionTask(Task):
 
     def init(self) -> Model:
         return Model(self._theta0.clone(), torch.zeros(0, dtype=self.dtype))
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self._theta0.contiguous().numpy().data).hexdigest()[:16]
 
     def losses(self, model: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor]:
         return self._losses(model.theta, batch.x, batch.y), model.stats
@@ -217,6 +251,12 @@ def _mse(outputs: Tensor, y: Tensor) -> Tensor:
     return error.square() if error.dim() == 1 else error.square().flatten(1).mean(1)
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+CLASSIFICATION = ("accuracy", "balanced_accuracy")
+REGRESSION = ("mse", "r2")
 LOSSES: dict[str, Loss] = {
     "cross_entropy": _cross_entropy,
     "binary_cross_entropy": _binary_cross_entropy,

@@ -30,6 +30,8 @@ class FedAvg(Algorithm):
         "Networks from Decentralized Data. AISTATS 2017, arXiv:1602.05629"
     )
 
+    trains_to_personalize: ClassVar[bool] = True
+
     solver: Solver = hyper(SGD(lr=0.01), "local optimizer")
     finetune: int = hyper(0, "steps on its own batches before a client predicts (FedAvg+FT)", low=0)
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)

@@ -16,7 +16,7 @@ from descant.vector import Model
 class LocalTrain(Algorithm):
     """Each client minimises its own loss and never talks: the baseline every method must beat.
 
-    .. math::  theta_i <- theta_i - lr grad f_i(theta_i)
+    Client:  theta_i <- theta_i - lr grad f_i(theta_i)   on each batch of the round.
 
     The model persists from round to round; nothing is uploaded. A newcomer trains alone for the local
     work of one round, from the common initial model.

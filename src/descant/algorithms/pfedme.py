@@ -64,8 +64,8 @@ class pFedMe(Algorithm):
             if self.start == "w":
                 theta = Model(w.theta, theta.stats)
             prior = Gaussian(w.theta, self.lam)
-            for _ in range(self.K):
-                theta, _ = descend(task, theta, batch, solver, prior)
+            for k in range(self.K):
+                theta, _ = descend(task, theta, batch.redrawn(k), solver, prior)
             step = self.eta * self.lam * (w.theta - theta.theta)
             # the statistics of w are those of the theta that has seen the data
             return Carry(Model(w.theta - step, theta.stats), theta)

@@ -9,9 +9,9 @@ the chunk runs, so that equal clients pay for neither. The padding of a client i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -103,25 +103,31 @@ class View:
         return carry
 
     def mean(self, f: Callable[[Batch], Tree], split: Literal["train", "validation"] = "train") -> Tree:
-        rows, count = self._split(split)
+        _, count = self._split(split)
         opened, total = meter.current(), None
-        for start in range(0, len(rows), BLOCK):
-            block = rows[start : start + BLOCK]
-            weight = start + torch.arange(len(block)) < count
+        for k, batch in enumerate(self.blocks(split)):
             if opened is not None:  # the first block stands for the whole pass
-                opened.stand_for(self._plan.full_pass if start == 0 else 0, count > start)
-            value = f(self._batch(block, weight, None))
-            share = weight.sum().to(self._plan.dtype) / count
+                opened.stand_for(self._plan.full_pass if k == 0 else 0, count > k * BLOCK)
+            value = f(batch)
+            share = cast(Tensor, batch.weight).sum().to(self._plan.dtype) / count
             part = map_tree(lambda v, s=share: torch.where(s == 0, 0.0, v * s), value)
             total = part if total is None else map_tree(torch.add, total, part)
         if opened is not None:
             opened.stand_for(self._plan.clients, None)
         return total
 
-    def whole(self, split: SplitName) -> Batch:
-        """All rows of a split as one batch, padded to the longest of the chunk (and to one row at least)."""
+    def blocks(self, split: SplitName) -> Iterator[Batch]:
+        """All rows of a split, a bounded number at a time; padded to the longest of the chunk."""
         rows, count = self._split(split)
-        return self._batch(rows, torch.arange(len(rows)) < count, None)
+        for start in range(0, len(rows), BLOCK):
+            block = rows[start : start + BLOCK]
+            yield self._batch(block, start + torch.arange(len(block)) < count, None)
+
+    def targets(self, split: SplitName, with_x: bool) -> Batch:
+        """The targets of all rows of a split, padded; their samples only if asked for: they are large."""
+        rows, count = self._split(split)
+        x = inputs(self._plan.federation.x[rows], self._plan.dtype) if with_x else rows[:0]
+        return Batch(x, self._plan.federation.y[rows], torch.arange(len(rows)) < count)
 
     def _split(self, split: SplitName) -> tuple[Tensor, Tensor]:
         part = ("train", "validation", "test").index(split)

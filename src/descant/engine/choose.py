@@ -16,7 +16,7 @@ from descant.engine.batches import LocalWork
 from descant.engine.processes import Processes, Templates
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
-from descant.engine.work import Job, Outcome, Work
+from descant.engine.work import Job, Work
 from descant.tree import leaves, take
 
 # A chunk's matrix of parameters should stay near the processor: more clients per chunk save nothing
@@ -39,7 +39,7 @@ def templates(training: Training) -> Templates:
     work = training.work
     facts = training.round_of(np.zeros(1, np.int64))
     message = work.algorithm.broadcast(training.server, facts)
-    newcomer = Message(work.algorithm.newcomer(training.server, facts).shared)
+    newcomer = work.algorithm.newcomer(training.server, facts)
     state = training.store.template
     jobs: tuple[Job, ...] = ("local", "score", "personalize")
     for job in jobs:
@@ -62,7 +62,7 @@ def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
     population = work.federation.population
     cohort = population if train.participation == "all" else train.cohort_size(population)
     workers = train.workers or os.cpu_count() or 1
-    chunk = train.chunk or min(fitted_chunk(work), cohort)
+    chunk = min(train.chunk or fitted_chunk(work), cohort)
     measured: list[Measured] = []
     name = train.backend
     if name == "auto":
@@ -86,39 +86,44 @@ def measure(training: Training, forms: Templates, cohort: int, chunk: int, worke
     work, algorithm = training.work, training.work.algorithm
     probe = dataclasses.replace(work, local=LocalWork(steps=PROBE_STEPS))
 
-    def seconds(backend: Backend, count: int) -> tuple[float, Outcome]:
+    def seconds(backend: Backend, count: int) -> float:
         clients = np.arange(count)
         message = algorithm.broadcast(training.server, training.round_of(clients))
         states = training.store.read(clients)
         backend.run("local", clients, 0, message, states)  # the first call pays for caches and set-up
         start = time.perf_counter()
-        outcome = backend.run("local", clients, 0, message, states)
-        return (time.perf_counter() - start) / (len(clients) * PROBE_STEPS), outcome
+        backend.run("local", clients, 0, message, states)
+        return (time.perf_counter() - start) / (len(clients) * PROBE_STEPS)
 
-    loop, expected = seconds(InProcess(probe, 1), min(2, cohort))
-    found = [Measured("loop", 1, 1, loop)]
-    if chunk > 1:
-        together, outcome = seconds(InProcess(probe, chunk), chunk)
-        # a module that mixes samples, or draws its own random numbers, is right in the loop only
-        if _agree(expected, outcome):
-            found.append(Measured("vectorised", chunk, 1, together))
+    found = [Measured("loop", 1, 1, seconds(InProcess(probe, 1), min(2, cohort)))]
+    if chunk > 1 and _can_be_vectorised(training, probe):
+        found.append(Measured("vectorised", chunk, 1, seconds(InProcess(probe, chunk), chunk)))
     best = min(found, key=lambda m: m.seconds)
     per_worker = min(best.chunk, -(-cohort // workers))
     if workers > 1 and cohort > 1:
         processes = Processes(probe, per_worker, workers, forms)
         try:
             found.append(Measured("processes", per_worker, workers,
-                                  seconds(processes, min(cohort, workers * per_worker))[0]))
+                                  seconds(processes, min(cohort, workers * per_worker))))
         finally:
             processes.close()
     return found
 
 
-def _agree(alone: Outcome, together: Outcome) -> bool:
-    """Whether the clients that both ways ran came out alike, up to rounding."""
-    both = min(len(alone.done), len(together.done))
-    if not both:
+def _can_be_vectorised(training: Training, probe: Work) -> bool:
+    """Whether clients run together come out as they do alone, up to rounding.
+
+    A module that mixes the samples of a batch in a way that `layers` does not know of, or draws random
+    numbers of its own, is right in the loop only. Padding brings it to light, so the smallest, a middle
+    and the largest client are tried.
+    """
+    by_size = np.argsort(probe.federation.train.sizes[: probe.federation.population], kind="stable")
+    clients = np.unique(by_size[[0, len(by_size) // 2, -1]])
+    message = probe.algorithm.broadcast(training.server, training.round_of(clients))
+    states = training.store.read(clients)
+    alone = InProcess(probe, 1).run("local", clients, 0, message, states)
+    together = InProcess(probe, len(clients)).run("local", clients, 0, message, states)
+    if together.note is not None or not np.array_equal(alone.done, together.done):
         return False
-    rows = (take(outcome.values, slice(both)) for outcome in (alone, together))
-    pairs = zip(*(leaves(row) for row in rows), strict=True)
-    return all(torch.allclose(a, b, rtol=1e-2, atol=1e-3) for (_, a), (_, b) in pairs)
+    pairs = zip(leaves(alone.values), leaves(together.values), strict=True)
+    return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4, equal_nan=True) for (_, a), (_, b) in pairs)

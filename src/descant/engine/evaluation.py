@@ -22,7 +22,7 @@ from descant.tree import nbytes
 from descant.vector import Model
 
 STATES_AT_ONCE = 256 * 2**20  # bytes
-HIGHER_IS_BETTER = {"loss": False, "mse": False, "r2": True, "accuracy": True, "balanced_accuracy": True}
+OUTPUTS_AT_ONCE = 2**22  # numbers
 
 
 class Evaluation(NamedTuple):
@@ -32,6 +32,7 @@ class Evaluation(NamedTuple):
     clients: np.ndarray  # [n]
     newcomer: np.ndarray  # [n] bool: never took part, scored by the newcomer rule
     metrics: tuple[str, ...]
+    lower_is_better: frozenset[str]  # of the metrics
     personal: Scores  # each [n, metrics]
     shared: Scores | None  # of the global model; each [n, metrics]
     pooled: Tensor | None  # [metrics] of the global model on the union of the test splits
@@ -68,7 +69,8 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
     shared, pooled = None, None
     if model is not None:
         shared, pooled = _score_one_model(work.task, model, work.federation, clients)
-    return Evaluation(training.number, clients, newcomer, names, personal, shared, pooled, failed)
+    return Evaluation(training.number, clients, newcomer, names, work.task.lower_is_better, personal, shared,
+                      pooled, failed)
 
 
 def _groups(newcomer: np.ndarray, state_bytes: int) -> Iterator[tuple[bool, np.ndarray]]:
@@ -92,9 +94,11 @@ def _score_one_model(task: Task, model: Model, federation: Federation, clients: 
         if not len(rows):
             scores.append(torch.full((len(clients), len(task.metric_names)), torch.nan, dtype=task.dtype))
             continue
-        x, y = inputs(federation.x[rows], task.dtype), federation.y[rows]
+        y = federation.y[rows]
+        x = inputs(federation.x[rows], task.dtype) if task.scores_need_x else y[:, None]
         with torch.no_grad():
-            outputs = torch.cat([task.predict(model, block) for block in x.split(BLOCK)])
+            outputs = torch.cat([task.predict(model, inputs(federation.x[rows[k : k + BLOCK]], task.dtype))
+                                 for k in range(0, len(rows), BLOCK)])
             # [clients, longest]: the place of each client's rows in the list of all
             starts = np.cumsum(sizes) - sizes
             place = starts[:, None] + np.minimum(np.arange(sizes.max()), np.maximum(sizes - 1, 0)[:, None])
@@ -105,7 +109,8 @@ def _score_one_model(task: Task, model: Model, federation: Federation, clients: 
                     ) -> Tensor:
                 return task.metrics(outputs[at], Batch(x[at], y[at], real))
 
-            scores.append(vmap(one, chunk_size=256)(at, real))
+            longest = int(sizes.max()) * outputs[0].numel()
+            scores.append(vmap(one, chunk_size=max(1, OUTPUTS_AT_ONCE // longest))(at, real))
             if split == "test":
                 pooled = task.metrics(outputs, Batch(x, y))
     return Scores(*scores), pooled
@@ -115,11 +120,15 @@ def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
     """The figures of a round for people and files: {"personal": ..., "global": ...}."""
     n_of = {"validation": federation.validation.sizes[evaluation.clients],
             "test": federation.test.sizes[evaluation.clients]}
+    losses = {split: getattr(evaluation.personal, split)[:, 0].double().numpy() for split in n_of}
+    not_finite = [~np.isfinite(losses[split]) & (n_of[split] > 0) for split in n_of]
+    failed = np.isin(evaluation.clients, list(evaluation.failed))
 
     def figures(scores: Scores) -> dict[str, Any]:
         return {
             short: {
-                name: _spread(getattr(scores, split)[:, k].double().numpy(), n_of[split], name)
+                name: _spread(getattr(scores, split)[:, k].double().numpy(), n_of[split],
+                              name in evaluation.lower_is_better)
                 for k, name in enumerate(evaluation.metrics)
             }
             for short, split in (("test", "test"), ("val", "validation"))
@@ -127,7 +136,8 @@ def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
 
     summary: dict[str, Any] = {"personal": figures(evaluation.personal) | {
         "clients": len(evaluation.clients), "newcomers": int(evaluation.newcomer.sum()),
-        "failed": len(evaluation.failed),
+        "failed": len(evaluation.failed),  # could not be scored
+        "diverged": int((np.any(not_finite, axis=0) & ~failed).sum()),  # the loss is not finite
         "without_val": int((n_of["validation"] == 0).sum())}}
     if evaluation.shared is not None:
         summary["global"] = figures(evaluation.shared)
@@ -137,31 +147,35 @@ def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
     return summary
 
 
-def _spread(values: np.ndarray, sizes: np.ndarray, name: str) -> dict[str, float | None]:
+def _spread(values: np.ndarray, sizes: np.ndarray, lower_is_better: bool) -> dict[str, float | None]:
     """Mean, sample-weighted mean, standard deviation and worst decile over the clients that have it."""
-    known = np.isfinite(values)
+    known = np.isfinite(values) & (sizes > 0)
     if not known.any():
         return dict.fromkeys(("mean", "weighted", "std", "worst_decile"))
     values, sizes = values[known], sizes[known]
-    worst_first = np.sort(values) if HIGHER_IS_BETTER[name] else np.sort(values)[::-1]
-    decile = worst_first[: -(-len(values) // 10)]
+    worst_first = np.sort(values)[::-1] if lower_is_better else np.sort(values)
     return {
         "mean": float(values.mean()),
         "weighted": float((values * sizes).sum() / sizes.sum()),
         "std": float(values.std()),
-        "worst_decile": float(decile.mean()),
+        "worst_decile": float(worst_first[: -(-len(values) // 10)].mean()),
     }
 
 
-def selection_key(evaluation: Evaluation) -> tuple[float, ...] | None:
+def selection_key(evaluation: Evaluation, federation: Federation) -> tuple[float, ...] | None:
     """What the best round maximises: mean validation figures of the personal models; never test.
 
-    Accuracy (or R2) first, the loss to break ties. None without validation data.
+    First, as few clients as possible that could not be scored or whose loss is not finite; then the mean
+    accuracy, if there is one; then the loss. None without validation data.
     """
-    means = np.nanmean(evaluation.personal.validation.double().numpy(), axis=0) \
-        if bool(torch.isfinite(evaluation.personal.validation[:, 0]).any()) else None
-    if means is None:
+    has_rows = federation.validation.sizes[evaluation.clients] > 0
+    if not has_rows.any():
         return None
-    figures = dict(zip(evaluation.metrics, means.tolist(), strict=True))
-    first = [figures["accuracy"]] if "accuracy" in figures else []
-    return (*first, -figures["loss"])
+    values = evaluation.personal.validation.double().numpy()[has_rows]
+    figures = dict(zip(evaluation.metrics, values.T, strict=True))
+    finite = np.isfinite(figures["loss"])
+    lost = float((~finite).sum())  # a client that could not be scored has NaN
+    if not finite.any():
+        return (-lost,)
+    first = [float(figures["accuracy"][finite].mean())] if "accuracy" in figures else []
+    return (-lost, *first, -float(figures["loss"][finite].mean()))

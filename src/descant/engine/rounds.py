@@ -42,7 +42,8 @@ class NobodyLeft(DescantError):
 class Training:
     """The state of a run, and how a round changes it. No files are touched here but the store's."""
 
-    def __init__(self, work: Work, train: Train, directory: Path | None = None) -> None:
+    def __init__(self, work: Work, train: Train, directory: Path | None = None, *, read_only: bool = False
+                 ) -> None:
         self.work = work
         self.train = train
         self.number = 0
@@ -57,7 +58,7 @@ class Training:
         everyone = np.arange(federation.population)
         self.server: Tree = work.algorithm.init_server(work.task, self.initial, self.round_of(everyone))
         self.store = ClientStore(work.algorithm.init_client(work.task, self.initial),
-                                 federation.population, directory)
+                                 federation.population, directory, read_only=read_only)
 
     def round_of(self, clients: np.ndarray) -> Round:
         """The facts of the present round for a group of clients."""

@@ -8,6 +8,8 @@ the arrays only with `write`, after whoever keeps a journal has made them safe.
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -48,11 +50,12 @@ class MappedArray:
     and flushing a large map costs by its size, where `fdatasync` costs by what was written.
     """
 
-    def __init__(self, template: Tensor, population: int, path: Path) -> None:
+    def __init__(self, template: Tensor, population: int, path: Path, read_only: bool) -> None:
         self._row_bytes = template.numel() * template.element_size()
         dtype = template.numpy().dtype
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(self._file, population * self._row_bytes)
+        self._file = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT, 0o644)
+        if not read_only:
+            os.ftruncate(self._file, population * self._row_bytes)
         self._rows = np.memmap(path, dtype, "r", shape=(population, *template.shape))
 
     def read(self, clients: np.ndarray) -> Tensor:
@@ -84,6 +87,18 @@ def _write_all(file: int, data: bytes, offset: int) -> None:
         done += os.pwrite(file, data[done:], offset + done)
 
 
+def _check_sums(rows: Tree, at: Iterable[int]) -> np.ndarray:
+    """A CRC-32 over all tensors of each of the given rows."""
+    arrays = [leaf.contiguous().numpy() for _, leaf in leaves(rows) if leaf.numel()]
+    sums = []
+    for k in at:
+        crc = 0
+        for array in arrays:
+            crc = zlib.crc32(array[k].tobytes(), crc)
+        sums.append(crc)
+    return np.array(sums, np.int64)
+
+
 class Staged(NamedTuple):
     clients: np.ndarray  # ascending
     rows: Tree  # [clients, ...]
@@ -92,16 +107,20 @@ class Staged(NamedTuple):
 class ClientStore:
     """The states of the population; those who never took part are in the state `template`."""
 
-    def __init__(self, template: Tree, population: int, directory: Path | None = None) -> None:
+    def __init__(self, template: Tree, population: int, directory: Path | None = None, *,
+                 read_only: bool = False) -> None:
         self.template = template
         self.population = population
         self.last_round = np.zeros(population, np.int64)  # the last one that counted; 0: never took part
+        self.check_sums = np.zeros(population, np.int64)  # of the rows; kept for what lies on disk
+        self._unchecked = np.zeros(population, bool)  # rows that somebody else wrote
+        self._directory = directory
         self.staged = Staged(np.zeros(0, np.int64), map_tree(lambda t: t[None][:0], template))
-        if directory is not None:
+        if directory is not None and not read_only:
             directory.mkdir(parents=True, exist_ok=True)
         self._arrays: dict[str, Array] = {
             name: MemoryArray(leaf, population) if directory is None
-            else MappedArray(leaf, population, directory / f"{name}.bin")
+            else MappedArray(leaf, population, directory / f"{name}.bin", read_only)
             for name, leaf in leaves(template) if leaf.numel()  # what has no elements needs no row
         }
 
@@ -125,12 +144,15 @@ class ClientStore:
             rows[torch.from_numpy(from_stage)] = staged_rows[name][at]
             return rows
 
-        return rebuild(self.template, {name: fetch(name, leaf) for name, leaf in leaves(self.template)})
+        states = rebuild(self.template, {name: fetch(name, leaf) for name, leaf in leaves(self.template)})
+        self._check(clients, stored[self._unchecked[clients[stored]]], states)
+        return states
 
     def stage(self, clients: np.ndarray, rows: Tree, number: int) -> None:
         """New states of clients (ascending) after round `number`."""
         self.staged = Staged(clients, rows)
         self.last_round[clients] = number
+        self._note(clients, rows)
 
     def write(self) -> None:
         """Move the staged rows into the arrays."""
@@ -141,8 +163,31 @@ class ClientStore:
         """Take over the states of some clients, and all the rest of the bookkeeping, from another store."""
         for start in range(0, len(clients), 256):  # bounded memory, whatever the population
             part = clients[start : start + 256]
-            self._write(part, other.read(part))
+            rows = other.read(part)
+            self._write(part, rows)
+            self._note(part, rows)
         self.last_round[:] = other.last_round
+
+    def restore(self, last_round: np.ndarray, check_sums: np.ndarray) -> None:
+        """Take over the bookkeeping of a store that another process wrote."""
+        self.last_round[:] = last_round
+        self.check_sums[:] = check_sums
+        self._unchecked[:] = last_round > 0
+
+    def _note(self, clients: np.ndarray, rows: Tree) -> None:
+        """Remember what rows of ours look like."""
+        if self._directory is not None and len(clients):
+            self.check_sums[clients] = _check_sums(rows, range(len(clients)))
+            self._unchecked[clients] = False
+
+    def _check(self, clients: np.ndarray, at: np.ndarray, states: Tree) -> None:
+        """Make sure that rows which another process wrote are as it wrote them."""
+        wrong = clients[at][_check_sums(states, at) != self.check_sums[clients[at]]]
+        if len(wrong):
+            raise DescantError(f"the checkpoint is damaged: the state of client {wrong[0]} in "
+                               f"{self._directory} is not as it was written; restore it from a copy, "
+                               "or start the run anew")
+        self._unchecked[clients[at]] = False
 
     def _write(self, clients: np.ndarray, rows: Tree) -> None:
         if len(clients):

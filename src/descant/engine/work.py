@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from descant.algorithm import Algorithm, Message
-from descant.engine.batches import BLOCK, LocalWork, Plan, View, plan_chunk
+from descant.engine.batches import LocalWork, Plan, View, plan_chunk
 from descant.errors import DescantError
 from descant.meter import metered
 from descant.pool import Federation, SplitName
@@ -119,7 +119,9 @@ class Work:
 
     def _plan(self, job: Job, clients: np.ndarray, number: int) -> tuple[Plan, Any]:
         work, splits = self.local, _SPLITS[job]
-        if job != "local" and (steps := self.algorithm.personal_steps()) is not None:
+        if job in ("personalize", "score") and not self.algorithm.trains_to_personalize:
+            work = LocalWork(steps=0)
+        elif job != "local" and (steps := self.algorithm.personal_steps()) is not None and work.steps != 0:
             work = LocalWork(steps=steps)
         purpose = "local" if job == "local" else "personal"
         return plan_chunk(self.federation, clients, seed=self.seed, purpose=purpose, number=number,
@@ -127,7 +129,7 @@ class Work:
                           splits=splits)
 
     def rehearse(self, job: Job, message: Message, state: Tree) -> None:
-        """Learn the shape of a job's result from a client that has no batches, which costs nothing.
+        """Learn the shape of a job's result from a client that has no batches, which costs next to nothing.
 
         `message.each` has one row. A client that fails here is no reason to stop: the next is asked.
         """
@@ -181,10 +183,8 @@ def _score_newcomer(work: Work, message: Message, state: Tree, data: View, meter
 
 def _scores(work: Work, personal: Tree, data: View) -> Scores:
     def on(split: SplitName) -> Tensor:
-        batch = data.whole(split)
-        blocks = batch.x.split(BLOCK)
-        outputs = torch.cat([work.algorithm.predict(work.task, personal, x) for x in blocks])
-        return work.task.metrics(outputs, batch)
+        outputs = [work.algorithm.predict(work.task, personal, batch.x) for batch in data.blocks(split)]
+        return work.task.metrics(torch.cat(outputs), data.targets(split, with_x=work.task.scores_need_x))
 
     return Scores(on("validation"), on("test"))
 

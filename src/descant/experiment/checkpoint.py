@@ -24,7 +24,7 @@ from torch import Tensor
 from descant.engine.rounds import Training
 from descant.engine.store import ClientStore
 from descant.errors import DescantError
-from descant.experiment.files import sync_directory, write_atomic
+from descant.files import sync_directory, write_atomic
 from descant.tree import Tree, leaves, rebuild
 
 FORMAT = 1
@@ -41,12 +41,15 @@ class Snapshot(NamedTuple):
 class Keeper:
     """Keeps the present state and the best one, in memory or, with a directory, on disk."""
 
-    def __init__(self, training: Training, directory: Path | None, identity: dict[str, Any]) -> None:
+    def __init__(self, training: Training, directory: Path | None, identity: dict[str, Any], *,
+                 read_only: bool = False) -> None:
         self._training = training
+        self._read_only = read_only
         self._directory = directory
         self._identity = identity  # what a resumed run must share with this one
         best = None if directory is None else directory / "best" / "clients"
-        self._best_store = ClientStore(training.store.template, training.store.population, best)
+        self._best_store = ClientStore(training.store.template, training.store.population, best,
+                                       read_only=read_only)
         self.best: Snapshot | None = None
         self.best_key: tuple[float, ...] | None = None  # the validation figures of the best round
 
@@ -71,17 +74,20 @@ class Keeper:
         training = self._training
         training.number = facts["round"]
         training.server = _tree(tensors, "server", training.server)
-        training.store.last_round[:] = tensors["last_round"].numpy()
+        training.store.restore(tensors["last_round"].numpy(), tensors["check_sums"].numpy())
         self.best_key = None if facts["best_key"] is None else tuple(facts["best_key"])
         best = self._directory / "best" / "state.safetensors"
-        if best.exists():
+        if best.exists() or (self.best_key is not None and not facts["promote"]):
             kept, about = read(best)
-            self._best_store.last_round[:] = kept["last_round"].numpy()
+            self._best_store.restore(kept["last_round"].numpy(), kept["check_sums"].numpy())
             self.best = Snapshot(about["round"], _tree(kept, "server", training.server), self._best_store)
         if journal.exists():
             rows = _tree(tensors, "rows", training.store.template)
             training.store.stage(tensors["clients"].numpy(), rows, training.number)
-            self._apply(facts["promote"])
+            if not self._read_only:
+                self._apply(facts["promote"])
+            elif facts["promote"]:
+                self.best = Snapshot(training.number, training.server, training.store)
 
     def _apply(self, promote: bool) -> None:
         training = self._training
@@ -100,7 +106,9 @@ class Keeper:
 
     def _state(self) -> dict[str, Tensor]:
         server = {f"server.{name}": leaf for name, leaf in leaves(self._training.server)}
-        return server | {"last_round": torch.from_numpy(self._training.store.last_round)}
+        store = self._training.store
+        return server | {"last_round": torch.from_numpy(store.last_round),
+                         "check_sums": torch.from_numpy(store.check_sums)}
 
     def _encode(self, tensors: dict[str, Tensor], promote: bool) -> bytes:
         whole = {name: tensor.contiguous() for name, tensor in tensors.items()}

@@ -16,11 +16,12 @@ from descant.engine.batches import LocalWork
 from descant.engine.settings import Eval, Train
 from descant.errors import UsageError, unknown
 from descant.models import MCLR, MODELS, ModelSpec
+from descant.solve import SOLVERS
 
 SECTIONS = ("data", "model", "algorithm", "train", "eval")
 CHOICES: dict[str, Mapping[str, Any]] = {  # the fields that name an entry of a registry
     "algorithm.name": ALGORITHMS, "model.name": MODELS,
-    "data.dataset": DATASETS, "data.partition": PARTITIONS,
+    "data.dataset": DATASETS, "data.partition": PARTITIONS, "algorithm.solver.name": SOLVERS,
 }
 
 

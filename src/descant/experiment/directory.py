@@ -26,11 +26,12 @@ import tomli_w
 
 from descant import fields
 from descant.algorithm import Algorithm
+from descant.algorithms import ALGORITHMS
 from descant.engine.evaluation import Evaluation
 from descant.engine.settings import Eval, Train
 from descant.errors import DescantError, UsageError
 from descant.experiment.config import Experiment, read_toml
-from descant.experiment.files import append, locked, write_atomic
+from descant.files import append, locked, write_atomic
 from descant.pool import Federation
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ def experiment(out: Path) -> Experiment:
     sections = config(out)
     if "data" not in sections:
         raise UsageError(f"{out}: {OWN}")
+    name = sections.get("algorithm", {}).get("name")
+    if name not in ALGORITHMS:
+        raise UsageError(f"{out}: the method {name!r} is not one of descant's: resume with the same call of "
+                         "descant.run and resume=True")
     return Experiment.parse(sections)
 
 
@@ -148,12 +153,18 @@ def _whole_lines(path: Path) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines(keepends=True)
 
 
-def truncate(out: Path, number: int) -> list[dict[str, Any]]:
-    """Drop what belongs to rounds after `number`; returns the metrics rows that stay."""
+def rows_until(out: Path, number: int) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl up to round `number`, all of them."""
     rows = read_metrics(out)[:number]
     if len(rows) < number:
         raise DescantError(f"{out / 'metrics.jsonl'} is damaged: it ends at round {len(rows)}, the state "
                            f"at {number}; restore it from a copy, or start the run anew")
+    return rows
+
+
+def truncate(out: Path, number: int) -> None:
+    """Drop what belongs to rounds after `number`, which were not committed."""
+    rows = rows_until(out, number)
     if (out / "metrics.jsonl").exists():
         write_atomic(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     clients = out / "clients.csv"
@@ -168,7 +179,6 @@ def truncate(out: Path, number: int) -> list[dict[str, Any]]:
             write_atomic(clients, "".join([lines[0], *kept]).encode())
         else:
             clients.unlink()
-    return rows
 
 
 def summary(history: list[dict[str, Any]], best_round: int | None, setup: Setup) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from descant.algorithm import Algorithm, Message
-from descant.engine.backend import Backend
+from descant.algorithm import Algorithm
+from descant.engine.backend import Backend, one_thread
 from descant.engine.choose import Measured, make_backend
 from descant.engine.evaluation import Evaluation, evaluate, evaluated_clients, selection_key, summarise
 from descant.engine.rounds import RoundReport, Training
@@ -30,7 +30,7 @@ from descant.experiment import checkpoint
 from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Keeper, Snapshot
 from descant.experiment.config import Experiment, differences
-from descant.experiment.files import locked
+from descant.files import locked
 from descant.pool import Federation
 from descant.report.curve import draw_curve
 from descant.task import ModuleTask, Task
@@ -58,8 +58,12 @@ class Silent:
         pass
 
 
-class Interrupted(DescantError):
-    """Ctrl-C: the run stands at its last committed round."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C: the run stands at its last committed round, and what it has so far is `run`."""
+
+    def __init__(self, message: str, run: Run) -> None:
+        super().__init__(message)
+        self.run = run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +94,8 @@ class Setup:
         """What two parts of one run must share. The number of rounds may grow."""
         tables = self.tables()
         tables["train"].pop("rounds")
-        shapes = [] if self.task.layout is None else [list(s[:2]) for s in self.task.layout.parameters]
         parts = {"config": tables, "federation": self.federation.fingerprint(),
-                 "model": {"dim": self.task.dim, "parameters": shapes}}
+                 "initial model and loss": self.task.fingerprint()}
         plain: dict[str, Any] = json.loads(json.dumps(parts))
         return plain
 
@@ -100,15 +103,16 @@ class Setup:
 class Run:
     """The result of a run (also while it goes on)."""
 
-    def __init__(self, setup: Setup, directory: Path | None) -> None:
+    def __init__(self, setup: Setup, directory: Path | None, *, read_only: bool = False) -> None:
         self.setup = setup
         self.directory = directory
         self.history: list[dict[str, Any]] = []  # one row a round, as in metrics.jsonl
         self._work = Work(setup.algorithm, setup.task, setup.federation, setup.train.seed, setup.train.batch,
                           setup.train.local)
         kept = None if directory is None else directory / "checkpoint"
-        self._training = Training(self._work, setup.train, None if kept is None else kept / "clients")
-        self._keeper = Keeper(self._training, kept, setup.identity())
+        self._training = Training(self._work, setup.train, None if kept is None else kept / "clients",
+                                  read_only=read_only)
+        self._keeper = Keeper(self._training, kept, setup.identity(), read_only=read_only)
 
     @property
     def rounds(self) -> int:
@@ -145,9 +149,10 @@ class Run:
         if store.took_part(clients)[0]:
             message, job = algorithm.broadcast(server, facts), "personalize"
         else:
-            message, job = Message(algorithm.newcomer(server, facts).shared), "adapt"
-        done, values, failed, *_ = self._work.execute(job, clients, number, message,  # type: ignore[arg-type]
-                                                     store.read(clients))
+            message, job = algorithm.newcomer(server, facts), "adapt"
+        with one_thread():
+            done, values, failed, *_ = self._work.execute(
+                job, clients, number, message, store.read(clients))  # type: ignore[arg-type]
         if not len(done):
             raise DescantError(f"client {client} cannot be personalized: {failed[0]}")
         return take(values, 0)
@@ -189,7 +194,8 @@ class Run:
             with _shielded(), self._writing():
                 if self.directory is not None:
                     layout.append_row(self.directory, row, evaluation, self.setup.federation)
-                self._keeper.commit(None if evaluation is None else selection_key(evaluation))
+                key = None if evaluation is None else selection_key(evaluation, self.setup.federation)
+                self._keeper.commit(key)
                 self.history.append(row)
             observer.played(row)
         if self.directory is not None:
@@ -211,7 +217,7 @@ class Run:
         """Read the last committed round from the run's directory."""
         assert self.directory is not None
         self._keeper.resume()
-        self.history = layout.truncate(self.directory, self._training.number)
+        self.history = layout.rows_until(self.directory, self._training.number)
 
     def _row(self, report: RoundReport, seconds: float, evaluation: Evaluation | None, eval_seconds: float
              ) -> dict[str, Any]:
@@ -236,9 +242,10 @@ def start(setup: Setup, out: Path | None = None, observer: Observer | None = Non
     """A new run, in a directory that must not hold one yet, or in memory."""
     if out is not None:
         layout.require_free(out)
-    backend, settled, measured = _settle(setup)
-    with closing(backend), nullcontext() if out is None else layout.created(out, settled.tables()):
-        return _finish(Run(settled, out), backend, observer, measured)
+    with one_thread():
+        backend, settled, measured = _settle(setup)
+        with closing(backend), nullcontext() if out is None else layout.created(out, settled.tables()):
+            return _finish(Run(settled, out), backend, observer, measured)
 
 
 def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, observer: Observer | None = None
@@ -255,25 +262,28 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
     if setup.train.rounds < planned:
         raise UsageError(f"rounds = {setup.train.rounds} is less than the {planned} rounds of the run: "
                          "a run can only be extended")
-    with locked(out):
-        begun = _check(out, setup)
+    _begun(out, setup)  # what is wrong is told before anything is measured
+    with one_thread():
+        # workers are made before the lock is taken, lest they inherit it and outlive us
         backend, settled, measured = _settle(setup)
-        with closing(backend):
+        with closing(backend), locked(out):
+            begun = _begun(out, setup)
             run = Run(settled, out)
             if begun:
                 run.restore()
+                layout.truncate(out, run.rounds)
             if settled.train.rounds > planned:
                 layout.write_config(out, settled.tables())
             return _finish(run, backend, observer, measured)
 
 
 def load(out: Path) -> Run:
-    """A run's models and figures as they are on disk, without going on."""
+    """A run's models and figures as they are on disk; nothing is written."""
     setup = Setup.of(layout.experiment(out))
-    with locked(out):
-        if not _check(out, setup):
+    with locked(out, shared=True):
+        if not _begun(out, setup):
             raise DescantError(f"{out} has no checkpoint yet: run `{layout.resume_command(out)}` first")
-        run = Run(setup, out)
+        run = Run(setup, out, read_only=True)
         run.restore()
     return run
 
@@ -293,14 +303,18 @@ def _finish(run: Run, backend: Backend, observer: Observer | None, measured: lis
         run.drive(backend, observer)
     except KeyboardInterrupt:
         where = "" if run.directory is None else f"; continue with: {layout.resume_command(run.directory)}"
-        raise Interrupted(f"stopped after round {run.rounds} of {run.setup.train.rounds}{where}") from None
+        done = f"stopped after round {run.rounds} of {run.setup.train.rounds}"
+        raise Interrupted(f"{done}{where}", run) from None
     return run
 
 
-def _check(out: Path, setup: Setup) -> bool:
+def _begun(out: Path, setup: Setup) -> bool:
     """Whether the directory has a checkpoint; an error if it is damaged or not of this setup."""
     kept = out / "checkpoint"
     if not (kept / "state.safetensors").exists() and not (kept / "journal.safetensors").exists():
+        if (out / "metrics.jsonl").exists() or (kept / "best" / "state.safetensors").exists():
+            raise DescantError(f"the checkpoint is damaged: {kept / 'state.safetensors'} is missing; "
+                               "restore it from a copy, or start the run anew")
         return False
     if changed := differences(checkpoint.identity(kept), setup.identity()):
         first = changed[0].removeprefix("config.")

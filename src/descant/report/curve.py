@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from descant.experiment.files import write_atomic
+from descant.files import write_atomic
 
 # Okabe and Ito's colours, told apart by people with any colour vision
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"

@@ -7,16 +7,24 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from descant.errors import DescantError
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace a file in one step; durable when it returns."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` in one step when the block ends well."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -38,19 +46,24 @@ def sync_directory(directory: Path) -> None:
 
 def append(path: Path, text: str) -> None:
     """Add whole lines to a file; durable when it returns."""
+    is_new = not path.exists()
     with path.open("a", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    if is_new:
+        sync_directory(path.parent)
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold a directory for this process; the lock ends with the process, however it ends."""
+def locked(directory: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+    """Hold a directory for this process, alone or with other readers; the lock ends with the process
+    (and those it forked meanwhile), however it ends."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
         except OSError:
             raise DescantError(f"another process is working in {directory}: wait for it, or stop it"
                                ) from None
