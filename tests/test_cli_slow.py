@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,3 +160,86 @@ def test_a_poor_terminal_is_no_error(tmp_path, monkeypatch):
     code, out, err = finish("show", "fedavg", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert "Ag?era y Arcas" in out
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["resume"], ["list"], ["show"]])
+def test_help_through_the_real_command_line(tmp_path, command):
+    code, out, err = finish(*command, "--help", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: {' '.join(['descant', *command])} ")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A finished run of two rounds."""
+    directory = tmp_path_factory.mktemp("finished")
+    code, _, err = finish("run", *settings(train__rounds=2), "--out", "run", cwd=directory)
+    assert code == 0, err
+    return directory / "run"
+
+
+WRONG = {  # what the user asks for, the exit code, and what the message says
+    "algorithm": (["--set", "algorithm.name=pfedmee"], 2, "did you mean 'pfedme'"),
+    "dataset": (["--set", "data.dataset=digit"], 2, "did you mean 'digits'"),
+    "model": (["--set", "model.name=mcrl"], 2, "did you mean 'mclr'"),
+    "key": (["--set", "algorithm.lamb=3"], 2, "did you mean 'lam'"),
+    "type": (["--set", "train.rounds=many"], 2, "train.rounds must be integer"),
+    "range": (["--set", "algorithm.lam=-1"], 2, "algorithm.lam must be at least 0"),
+    "cohort": (["--set", "train.cohort=21"], 2, "the federation has only 20 clients"),
+    "no clients": (["--set", "data.clients=0"], 2, "data.clients must be at least 1"),
+    "diverges": (["--set", "algorithm.alpha=1e30", "--set", "algorithm.lam=1e30"], 1, "try smaller steps"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_each_kind_of_mistake_through_the_real_command_line(tmp_path, kind):
+    arguments, expected, message = WRONG[kind]
+    code, _, err = finish("run", *arguments, "--out", "run", cwd=tmp_path)
+    assert code == expected
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in err
+    if expected == 2:
+        assert not list(tmp_path.iterdir())
+    else:
+        assert (tmp_path / "run" / "checkpoint" / "state.safetensors").exists()
+
+
+@pytest.mark.parametrize(("damage", "expected", "message"), [
+    (lambda run: (run / "config.toml").write_text((run / "config.toml").read_text().replace("15.0", "16.0")),
+     2, "algorithm.lam: 15.0 became 16.0"),
+    (lambda run: (run / "checkpoint" / "state.safetensors").write_bytes(b"nonsense"), 1, "is damaged"),
+    (lambda run: (run / "checkpoint" / "state.safetensors").unlink(), 1, "is missing"),
+    (lambda run: (run / "config.toml").unlink(), 2, "holds no run"),
+])
+def test_each_kind_of_damage_through_the_real_command_line(finished, tmp_path, damage, expected, message):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    damage(run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, _, err = finish("resume", "run", cwd=tmp_path)
+    assert code == expected
+    assert message in err
+    assert "Traceback" not in err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_client_without_training_data_and_labels_out_of_range(tmp_path):
+    """What a file of experiments cannot ask for, a script can."""
+    script = """
+import numpy as np, descant
+x, y = np.zeros((6, 2), "float32"), np.array([0, 1, 2, 0, 1, 2])
+try:
+    descant.Federation.from_arrays(x, y, [0, 0, 0, 1, 1, 1], classes=2)
+except descant.UsageError as error:
+    print(error)
+try:
+    descant.Federation.from_datasets({"north": (x, y), "south": (x[:0], y[:0])})
+except descant.UsageError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True,
+                            timeout=60, check=True)
+    lines = result.stdout.splitlines()
+    assert "labels lie in 0..2, outside the range 0..1" in lines[0]
+    assert "client 'south' has no training data" in lines[1]

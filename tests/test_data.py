@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import tomllib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
@@ -15,7 +17,7 @@ from torch.nn.functional import cross_entropy, linear
 from descant import data
 from descant.data import DATASETS, PARTITIONS, DataSpec, Samples
 from descant.data.datasets import Digits
-from descant.data.partitions import Partition
+from descant.data.preprocess import Preprocess
 from descant.data.samples import Dataset
 from descant.data.synthetic import Logistic, Quadratics
 from descant.errors import UsageError
@@ -55,7 +57,7 @@ def test_quadratics_hold_what_they_say() -> None:
 
 def test_quadratics_truth_has_zero_gradient() -> None:
     samples = Quadratics(dim=6, rows=4).load(clients=5, seed=1)
-    theta = samples.truth["global"].clone().requires_grad_()
+    theta = samples.common["global"].clone().requires_grad_()
     gap = theta - samples.y
     loss = torch.einsum("nj,njk,nk->n", gap, samples.x, gap).mean() / 2
     gradient, = torch.autograd.grad(loss, theta)
@@ -64,9 +66,9 @@ def test_quadratics_truth_has_zero_gradient() -> None:
 
 
 def test_quadratics_spread_and_noise_are_standard_deviations() -> None:
-    together = Quadratics(spread=0.0).load(clients=3, seed=0).truth
-    assert torch.equal(together["optima"][0], together["optima"][2])
-    assert torch.allclose(together["global"], together["optima"][0])
+    together = Quadratics(spread=0.0).load(clients=3, seed=0)
+    assert torch.equal(together.truth["optima"][0], together.truth["optima"][2])
+    assert torch.allclose(together.common["global"], together.truth["optima"][0])
     optima = Quadratics(spread=3.0, rows=1).load(clients=400, seed=0).truth["optima"]
     assert optima.std(0).mean().item() == pytest.approx(3, rel=0.05)
     noisy = Quadratics(noise=0.5, rows=2000).load(clients=1, seed=0)
@@ -170,6 +172,16 @@ SPECS: list[dict[str, Any]] = [
     {"dataset": "quadratics", "dim": 3, "kappa": 2, "clients": 4},
     {"dataset": "logistic", "clusters": 2, "imbalance": 1.0},
     {"dataset": "logistic", "partition": "iid"},
+    {"partition": "classes", "sizes": "uniform", "smallest": 10, "largest": 40, "unseen": 3},
+    {"partition": "quantity", "sizes": [100, 200, 300], "clients": 3},
+    {"partition": "shards", "shards_per_client": 5, "scale": "client", "impute": "client"},
+    {"partition": "label_majority", "majority": 0.7, "skewed": 0.5},
+    {"partition": "feature", "change": "rotation", "rotations": 6},
+    {"dataset": "logistic", "min_size": 5, "max_size": 50, "fewer": "merge", "merge_least": 2},
+    {"scale": "constants", "mean": [0.5], "std": [0.25], "impute": "constants", "fill": [0]},
+    {"dataset": "fedprox_logistic", "labels": "argmax", "heterogeneity": 3.0},
+    {"dataset": "fedmap_shell", "scenario": "label", "partition_file": "partition.npz"},
+    {"dataset": "fedmap_linear", "test": 0},
 ]
 
 
@@ -179,12 +191,13 @@ def test_spec_survives_a_round_trip(table: dict[str, Any]) -> None:
     dumped = spec.dump()
     assert DataSpec.parse(dumped) == spec
     assert table.items() <= dumped.items()
-    assert all(isinstance(value, str | int | float) for value in dumped.values())  # TOML can hold it
+    assert tomllib.loads(tomli_w.dumps(dumped)) == dumped
 
 
 def test_spec_defaults() -> None:
     assert DataSpec.parse({}).dump() == {
-        "dataset": "digits", "partition": "iid", "clients": 20, "seed": 0, "test": 0.25, "validation": 0.2}
+        "dataset": "digits", "partition": "iid", "clients": 20, "seed": 0, "test": 0.25, "validation": 0.2,
+        "unseen": 0, "scale": "none", "impute": "none"}
     assert DataSpec.parse({"dataset": "logistic"}).partition.name == "natural"
     assert DataSpec.parse({}) != DataSpec.parse({"seed": 1})
 
@@ -204,6 +217,15 @@ def test_spec_defaults() -> None:
     ({"validation": float("nan")}, "data.validation must be a finite number, not nan"),
     ({"partition": "dirichlet", "alpha": "low"}, "data.alpha must be number, not 'low'"),
     ({"dataset": "quadratics", "kappa": 0.5}, "data.kappa must be at least 1, not 0.5"),
+    ({"unseen": -1}, "data.unseen must be at least 0, not -1"),
+    ({"scale": "clients"}, "unknown data.scale 'clients': did you mean 'client'?"),
+    ({"mean": 0.5}, "data.mean must be list of number or absent, not 0.5"),
+    ({"scale": "constants", "mean": ["a"]}, "data.mean[0] must be number, not 'a'"),
+    ({"impute": "constants"}, 'impute = "constants" needs fill'),
+    ({"preprocess": {"scale": "client"}}, "unknown data field 'preprocess'"),
+    ({"partition_file": "p.npz", "unseen": 1}, "data.partition_file says who is unseen: leave unseen out"),
+    ({"partition": "quantity", "sizes": [1.5]}, "data.sizes[0] must be integer, not 1.5"),
+    ({"dataset": "fedmap_shell", "scenario": "labels"}, "'labels': did you mean 'label'?"),
 ])
 def test_bad_tables(table: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as error:
@@ -213,15 +235,16 @@ def test_bad_tables(table: dict[str, Any], message: str) -> None:
 
 def test_the_flat_table_is_unambiguous() -> None:
     for dataset, partition in itertools.product(DATASETS.values(), PARTITIONS.values()):
-        names = [field.name for kind in (DataSpec, dataset, partition) for field in describe(kind)]
+        kinds = (DataSpec, Preprocess, dataset, partition)
+        names = [field.name for kind in kinds for field in describe(kind)]
         assert len(names) == len(set(names)), (dataset.name, partition.name)
 
 
 def test_every_field_has_a_meaning_and_every_dataset_a_description() -> None:
-    kinds: list[type[Dataset] | type[Partition]] = [*DATASETS.values(), *PARTITIONS.values()]
+    kinds: list[type] = [*DATASETS.values(), *PARTITIONS.values(), Preprocess]
     for kind in kinds:
-        assert (kind.__doc__ or "").splitlines()[0].endswith(".")
-        assert all(field.doc for field in describe(kind)), kind.name
+        assert (kind.__doc__ or "").splitlines()[0].endswith((".", ";")), kind
+        assert all(field.doc for field in describe(kind)), kind
 
 
 def test_federation_of_digits() -> None:
@@ -274,3 +297,28 @@ def test_partitions_report_what_the_data_lacks() -> None:
         data.federation("quadratics", partition="dirichlet")
     with pytest.raises(UsageError, match="'natural' needs data whose rows have owners"):
         data.federation("digits", partition="natural")
+
+
+def test_unseen_owners_keep_their_truth() -> None:
+    fed = data.federation("quadratics", clients=12, dim=3, unseen=4)
+    assert (fed.population, fed.everyone) == (8, 12)
+    drawn = data.federation("quadratics", clients=12, dim=3).truth["optima"]
+    for k, name in enumerate(fed.names):
+        assert torch.equal(fed.y[int(fed.train[k][0])], fed.truth["optima"][k])
+        assert torch.equal(drawn[int(name)], fed.truth["optima"][k])
+    assert fed.truth["global"].shape == (3,)
+
+
+def test_a_sample_of_owners_keeps_names_and_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS, "sites", Sites)
+    fed = data.federation("sites", clients=1, fewer="sample", seed=3)
+    assert fed.names in (("east",), ("west",))
+    assert fed.notes == ("8 of 16 rows belong to no client",)
+    assert data.federation("sites", clients=1, fewer="merge").names == ("0",)
+
+
+def test_notes_tell_what_was_left_out() -> None:
+    fed = data.federation("digits", partition="quantity", sizes=[100, 1, 50], clients=3)
+    assert fed.notes == ("1646 of 1797 rows belong to no client", "client '1' dropped: 1 row")
+    assert fed.names == ("0", "2")
+    assert data.federation("digits").notes == ()

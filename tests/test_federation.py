@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
+from descant import data
 from descant.errors import UsageError
 from descant.pool import Federation, SplitName, Table, split_rows
 
@@ -79,6 +83,166 @@ def test_split_depends_on_seed_and_client() -> None:
     assert tested(0, 0) != tested(0, 1)
 
 
+@settings(deadline=None, max_examples=80)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.floats(0, 0.9), st.floats(0, 0.9),
+       st.integers(0, 99))
+def test_groups_are_not_split(sizes: list[int], test: float, validation: float, seed: int) -> None:
+    """Whatever the groups: they lie in one split each, and there is one to train and one to test on."""
+    rng = np.random.default_rng(seed)
+    group = rng.permutation(np.repeat(np.arange(len(sizes)) * 7, sizes))
+    labels = rng.integers(3, size=len(group))
+    splits = split_rows(np.arange(len(group)), labels, seed, 0, test, validation, group)
+    assert sorted(np.concatenate(splits)) == list(range(len(group)))
+    parts = [set(group[rows]) for rows in splits]
+    assert sum(map(len, parts)) == len(sizes)
+    assert parts[0]
+    assert bool(parts[2]) == (test > 0 and len(sizes) > 1)
+    assert len(parts[2]) == min(max(round(len(sizes) * test), int(test > 0)), len(sizes) - 1)
+
+
+def test_groups_are_stratified_by_their_label() -> None:
+    group = np.repeat(np.arange(60), 5)
+    labels = np.repeat(np.arange(60) % 3, 5)
+    for rows, share in zip(split_rows(np.arange(300), labels, 1, 0, 0.25, 0.2, group), (0.6, 0.15, 0.25),
+                           strict=True):
+        assert np.bincount(labels[rows]).tolist() == [share * 100] * 3
+
+
+def test_groups_of_single_rows_change_nothing() -> None:
+    labels = np.random.default_rng(0).integers(3, size=50)
+    plain = split_rows(np.arange(50), labels, 0, 0, 0.25, 0.2)
+    grouped = split_rows(np.arange(50), labels, 0, 0, 0.25, 0.2, np.arange(50))
+    assert all(np.array_equal(a, b) for a, b in zip(plain, grouped, strict=True))
+
+
+def test_a_group_with_several_owners_is_kept_whole_by_each() -> None:
+    client, group = np.arange(120) % 2, np.arange(120) // 10
+    fed = Federation.from_arrays(np.zeros((120, 1)), np.zeros(120), client, group=group)
+    for k in range(2):
+        parts = [set(group[fed.split(name)[k]]) for name in SPLITS]
+        assert sum(map(len, parts)) == 12
+
+
+def test_clients_too_small_for_a_test_row_are_dropped_and_reported() -> None:
+    client = ["a", "b", "b", "c", "c", "c", "d"]
+    fed = Federation.from_arrays(np.arange(7.0)[:, None], np.zeros(7), client)
+    assert fed.names == ("b", "c")
+    assert fed.notes == ("client 'a' dropped: 1 row", "client 'd' dropped: 1 row")
+    assert (fed.test.sizes > 0).all()
+    alone = split_rows(np.array([3, 4, 5]), None, 0, 2, 0.25, 0.2)  # client c is still number 2
+    assert np.array_equal(fed.test[1], alone[2])
+    everyone = Federation.from_arrays(np.zeros((7, 1)), np.zeros(7), client, test=0)
+    assert everyone.names == ("a", "b", "c", "d")
+    assert everyone.notes == ()
+    with pytest.raises(UsageError, match="no client has enough rows for a training and a test row each"):
+        Federation.from_arrays(np.zeros((3, 1)), np.zeros(3), [0, 1, 2])
+
+
+def test_a_client_of_one_group_is_dropped_and_many_are_counted() -> None:
+    fed = Federation.from_arrays(np.zeros((9, 1)), np.zeros(9), [0] * 5 + [1] * 4,
+                                 group=[0, 1, 2, 3, 4] + [7] * 4)
+    assert fed.notes == ("client '1' dropped: 1 group of rows",)
+    many = Federation.from_arrays(np.zeros((40, 1)), np.zeros(40), np.minimum(np.arange(40), 30))
+    assert len(many.notes) == 11
+    assert many.notes[-1] == "20 more dropped: 1 row each"
+
+
+def test_unseen_clients_come_last_and_keep_their_splits() -> None:
+    seen, held = make(clients=10), make(clients=10, unseen=3)
+    assert (seen.population, seen.everyone, seen.unseen) == (10, 10, 0)
+    assert (held.population, held.everyone, held.unseen) == (7, 10, 3)
+    assert sorted(held.names) == sorted(seen.names)
+    assert list(held.names[:7]) == sorted(held.names[:7])
+    for k, name in enumerate(held.names):
+        for split in SPLITS:
+            assert np.array_equal(held.split(split)[k], seen.split(split)[seen.names.index(name)])
+    assert held.names == make(clients=10, unseen=3).names
+    assert len({make(240, 10, seed, unseen=3).names[7:] for seed in range(8)}) > 3
+    assert held.fingerprint() != dataclasses.replace(held, unseen=0).fingerprint()
+
+
+@pytest.mark.parametrize("unseen", [4, 5, -1])
+def test_somebody_must_train(unseen: int) -> None:
+    with pytest.raises(UsageError, match=f"unseen = {unseen}, but there are 4 clients"):
+        make(clients=4, unseen=unseen)
+
+
+def test_a_saved_partition_is_made_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((200, 3)), rng.integers(3, size=200)
+    client = np.array(["west", "é", "south", "north"])[rng.integers(4, size=200)]
+    fed = Federation.from_arrays(x, y, client, seed=8, unseen=1)
+    file = tmp_path / "partition.npz"
+    fed.save_partition(file)
+    assert [p.name for p in tmp_path.iterdir()] == ["partition.npz"]
+    again = Federation.from_arrays(x, y, partition=file)
+    assert again.fingerprint() == fed.fingerprint()
+    assert (again.names, again.unseen) == (fed.names, 1)
+
+    # the data are what was loaded: what is done to them after that does not matter
+    scaled = Federation.from_arrays(x, y, client, seed=8, unseen=1, scale="client")
+    for changed in (fed.to(torch.float32), scaled):
+        changed.save_partition(file)
+        assert Federation.from_arrays(x, y, partition=str(file)).fingerprint() == fed.fingerprint()
+    assert Federation.from_arrays(x, y, partition=file, scale="client").fingerprint() == scaled.fingerprint()
+
+
+def test_a_saved_partition_refuses_other_data(tmp_path: Path) -> None:
+    x, y = np.zeros((40, 2)), np.arange(40) % 2
+    file = tmp_path / "partition.npz"
+    Federation.from_arrays(x, y, np.arange(40) % 4).save_partition(file)
+    for other in (x + 1e-9, x[:39], x.astype(np.float32)):
+        with pytest.raises(UsageError, match=r"partition\.npz was saved for other data \(fingerprint"):
+            Federation.from_arrays(other, y[: len(other)], partition=file)
+    with pytest.raises(UsageError, match="was saved for other data"):
+        Federation.from_arrays(x, 1 - y, partition=file)
+    with pytest.raises(UsageError, match="leave out client, names, group and unseen"):
+        Federation.from_arrays(x, y, np.zeros(40), partition=file)
+    with pytest.raises(UsageError, match="client is missing"):
+        Federation.from_arrays(x, y)
+
+
+def test_files_that_are_not_partitions(tmp_path: Path) -> None:
+    x, y, file = np.zeros((4, 1)), np.zeros(4), tmp_path / "partition.npz"
+    with pytest.raises(UsageError, match=r"cannot read the partition .*partition\.npz: No such file"):
+        Federation.from_arrays(x, y, partition=file)
+    np.savez(file, names=np.array(["a"]))
+    with pytest.raises(UsageError, match="is not a partition that descant saved"):
+        Federation.from_arrays(x, y, partition=file)
+    with file.open("wb") as array:
+        np.save(array, x)
+    with pytest.raises(UsageError, match="is not a partition that descant saved"):
+        Federation.from_arrays(x, y, partition=file)
+    for content in (b"", b"PK\x03\x04 cut off", b"text"):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match="is not a partition that descant saved"):
+            Federation.from_arrays(x, y, partition=file)
+    with pytest.raises(UsageError, match="cannot write the partition"):
+        make().save_partition(tmp_path / "nowhere" / "partition.npz")
+
+
+@pytest.mark.parametrize("fields", [
+    {"dataset": "digits", "partition": "dirichlet", "clients": 8, "unseen": 2},
+    {"dataset": "digits", "partition": "feature", "clients": 8, "unseen": 3},
+    {"dataset": "digits", "partition": "feature", "clients": 8, "scale": "client"},
+    {"dataset": "fedmap_linear"},
+    {"dataset": "logistic", "clients": 6, "unseen": 2},
+], ids=str)
+def test_a_data_section_with_a_saved_partition(fields: dict[str, Any], tmp_path: Path) -> None:
+    fed = data.federation(**fields)
+    file = tmp_path / "partition.npz"
+    fed.save_partition(file)
+    rest = {name: value for name, value in fields.items() if name != "unseen"}  # which the file says
+    again = data.federation(**rest, partition_file=str(file))
+    assert again.fingerprint() == fed.fingerprint()
+    assert all(torch.equal(again.truth[name], fed.truth[name]) for name in fed.truth)
+    assert again.origin is not None
+    assert again.origin["partition_file"] == str(file)
+    assert data.federation(**again.origin).fingerprint() == fed.fingerprint()
+    with pytest.raises(UsageError, match="was saved for other data"):
+        data.federation("digits" if fed.classes != 10 else "logistic", partition_file=str(file))
+
+
 @pytest.mark.parametrize(("rows", "sizes"), [(1, (1, 0, 0)), (2, (1, 0, 1)), (4, (2, 1, 1))])
 def test_a_small_client_trains_first(rows: int, sizes: tuple[int, ...]) -> None:
     assert tuple(len(part) for part in split_rows(np.arange(rows), None, 0, 0, 0.25, 0.2)) == sizes
@@ -91,7 +255,7 @@ def test_no_held_out_rows_when_none_are_wanted() -> None:
 
 
 def test_clients_are_numbered_in_sorted_order_and_minus_one_is_nobody() -> None:
-    fed = Federation.from_arrays(np.zeros((6, 1)), np.zeros(6), ["b", "a", "b", "c", "a", "b"])
+    fed = Federation.from_arrays(np.zeros((6, 1)), np.zeros(6), ["b", "a", "b", "c", "a", "b"], test=0)
     assert fed.names == ("a", "b", "c")
     fed = Federation.from_arrays(np.zeros((6, 1)), np.zeros(6), [7, -1, 3, 3, -1, 7], test=0)
     assert fed.names == ("3", "7")
@@ -153,12 +317,13 @@ ZEROS = np.zeros((4, 1))
     (ZEROS, np.zeros(3), np.zeros(4, int), {}, "x has 4 rows, y 3 and client 4"),
     (ZEROS, np.zeros(4), np.zeros(4, int), {"test": 1.0}, "test must be a share in [0, 1), not 1.0"),
     (ZEROS, np.zeros(4), np.zeros(4, int), {"validation": -0.1}, "validation must be a share in [0, 1)"),
-    (np.array([[0.0], [np.nan], [0.0], [0.0]]), np.zeros(4), np.zeros(4, int), {}, "value in row 1: impute"),
-    (np.array([[0.0], [0.0], [0.0], [np.inf]]), np.zeros(4), np.zeros(4, int), {}, "value in row 3: impute"),
+    (np.array([[0.0], [np.nan], [0.0], [0.0]]), np.zeros(4), np.zeros(4, int), {}, "missing value in row 1,"),
+    (np.array([[0.0], [0.0], [0.0], [np.inf]]), np.zeros(4), [0] * 4, {}, "an infinite value in row 3"),
+    (ZEROS, np.zeros(4), np.zeros(4, int), {"group": [0]}, "group has 1 rows, but x has 4"),
     (ZEROS, [0, 1, 5, 0], np.zeros(4, int), {"classes": 3}, "labels lie in 0..5, outside the range 0..2"),
     (ZEROS, [0, -1, 1, 0], np.zeros(4, int), {}, "labels lie in -1..1, outside the range 0..1"),
     (ZEROS, np.zeros(4), np.full(4, -1), {}, "zero clients"),
-    (ZEROS, np.zeros(4), [0] * 4, {"names": ["a", "b"]}, "1 clients with training rows, but 2 in"),
+    (ZEROS, np.zeros(4), [0] * 4, {"names": ["a", "b"]}, "names has 2 entries for 1 clients"),
     ([["a"]] * 4, np.zeros(4), np.zeros(4, int), {}, "x must be an array of numbers"),
 ])
 def test_bad_arrays(x: object, y: object, client: object, options: dict[str, Any], message: str) -> None:

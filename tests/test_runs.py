@@ -15,6 +15,7 @@ from descant import DescantError, UsageError
 from descant.algorithms import Ditto, FedAvg, LocalTrain, pFedMe
 from descant.engine.settings import Train
 from descant.experiment.run import Interrupted
+from descant.pool import SPLITS
 
 FEDERATION = descant.federation("digits", partition="dirichlet", clients=6, alpha=0.3)
 SMALL = {"rounds": 2, "cohort": 3, "local": {"steps": 2}, "eval": {"every": 1}, "backend": "vectorised"}
@@ -201,3 +202,22 @@ def test_dropout_differs_between_the_steps_on_one_batch():
     first, again, other = (task.grad(task.init(), b).theta for b in (batch, batch, batch.redrawn(1)))
     assert first.equal(again)
     assert not first.equal(other)
+
+
+def test_unseen_clients_never_train_and_are_scored_apart(tmp_path):
+    federation = descant.federation("digits", partition="dirichlet", clients=8, alpha=1.0, unseen=3)
+    assert (federation.population, federation.everyone) == (5, 8)
+    result = run(pFedMe(K=1), federation=federation, cohort="all", rounds=3, out=tmp_path / "run")
+    last = result.history[-1]
+    assert (last["personal"]["clients"], last["personal"]["newcomers"]) == (5, 0)
+    assert (last["unseen"]["personal"]["clients"], last["unseen"]["personal"]["newcomers"]) == (3, 3)
+    rows = (tmp_path / "run" / "clients.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3 * 8
+    assert isinstance(result.personal_model(7), nn.Module)
+    # whoever is held out changes nothing for the others
+    seen = np.arange(5)
+    others = descant.Federation(
+        federation.x, federation.y, *(federation.split(split).pick(seen) for split in SPLITS),
+        federation.classes, federation.names[:5])
+    alone = run(pFedMe(K=1), federation=others, cohort="all", rounds=3)
+    assert alone.personal(2).theta.equal(result.personal(2).theta)

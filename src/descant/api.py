@@ -15,7 +15,7 @@ from descant.errors import UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import parse_algorithm
 from descant.experiment.run import Observer, Run, Setup
-from descant.models import MODELS, ModelSpec, NetworkSpec, TaskSpec, make_task
+from descant.models import ModelSpec, NetworkSpec, TaskSpec, make_task, named
 from descant.pool import Federation
 from descant.task import Loss, LossName, Task
 
@@ -67,7 +67,7 @@ def run(
 
 def _origin(federation: Federation, model: Any, loss: Any) -> dict[str, Any] | None:
     """The [data] and [model] sections, where everything came from the registries."""
-    spec = MODELS[model]() if isinstance(model, str) else model
+    spec = named(model) if isinstance(model, str) else model
     if federation.origin is None or not isinstance(spec, NetworkSpec | TaskSpec) or callable(loss):
         return None
     return {"data": dict(federation.origin), "model": ModelSpec(spec, loss).dump()}

@@ -126,9 +126,10 @@ def _fit(value: Any, option: Any, path: str) -> tuple[bool, Any]:
             rest = {k: v for k, v in value.items() if k != "name"}
             return True, parse(option, rest, path)
         return False, value
-    if option in (float, int) and not isinstance(value, bool):  # numpy's numbers are numbers too
+    if option in (float, int):  # numpy's numbers are numbers too; True is none
         kind: Any = numbers.Real if option is float else numbers.Integral
-        return isinstance(value, kind), option(value) if isinstance(value, kind) else value
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        return is_number, option(value) if is_number else value
     return isinstance(option, type) and isinstance(value, option), value
 
 

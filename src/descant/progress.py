@@ -42,6 +42,8 @@ class Progress:
         self._say(_headline(run))
         if run.directory is not None:
             self._say(f"directory: {run.directory}")
+        for note in setup.federation.notes:
+            self._say(f"note: {note}")
         if run.directory is not None and run.rounds >= self._rounds:
             self._say(f"finished: all {times(self._rounds, 'round')} are done; "
                       f"for more: {resume_command(run.directory)} --rounds N")

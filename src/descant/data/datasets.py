@@ -7,8 +7,15 @@ from typing import ClassVar
 
 import torch
 
+from descant.data.har import Har
+from descant.data.heart_disease import HeartDisease
+from descant.data.images import Cifar10, Cifar100, Emnist, FashionMnist, Mnist
+from descant.data.leaf import Femnist, Sent140
+from descant.data.office import Office10Googlenet, Office10Surf, Office31
 from descant.data.samples import Dataset, Samples
+from descant.data.shakespeare import Shakespeare
 from descant.data.synthetic import Logistic, Quadratics
+from descant.data.synthetic_papers import FedMAPLinear, FedMAPShell, FedProxLogistic
 
 __all__ = ["DATASETS", "Dataset", "Digits", "Samples"]
 
@@ -34,7 +41,23 @@ DATASETS: dict[str, type[Dataset]] = {
     dataset.name: dataset
     for dataset in (
         Digits,
+        Mnist,
+        FashionMnist,
+        Emnist,
+        Femnist,
+        Cifar10,
+        Cifar100,
+        Har,
+        HeartDisease,
+        Office31,
+        Office10Surf,
+        Office10Googlenet,
+        Sent140,
+        Shakespeare,
         Quadratics,
         Logistic,
+        FedProxLogistic,
+        FedMAPShell,
+        FedMAPLinear,
     )
 }

@@ -21,8 +21,8 @@ class Samples:
     classes: int | None  # None where y holds real targets
     owner: np.ndarray | None = None  # per row, the id of the client it naturally belongs to
     group: np.ndarray | None = None  # per row, the id of what must stay on one side of a split
-    truth: dict[str, Tensor] = field(default_factory=dict)  # what is known about the natural clients
-
+    truth: dict[str, Tensor] = field(default_factory=dict)  # what is known, a row for each sorted owner
+    common: dict[str, Tensor] = field(default_factory=dict)  # what is known of them all together
 
     @property
     def labels(self) -> np.ndarray | None:

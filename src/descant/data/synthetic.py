@@ -26,7 +26,8 @@ class Quadratics(Dataset):
 
     Every row of client i is x = H_i and y = a_i. H_i has eigenvalues from 1/kappa to 1, evenly spaced
     in the logarithm, in a random basis of the client's own. Known: "H" [clients, dim, dim], "optima"
-    [clients, dim] (the a_i) and "global" [dim], the minimiser of the clients' unweighted mean loss.
+    [clients, dim] (the a_i) and "global" [dim], the minimiser of the unweighted mean loss of all clients
+    (with the unseen).
     """
 
     name: ClassVar[str] = "quadratics"
@@ -59,7 +60,8 @@ class Quadratics(Dataset):
             y=torch.from_numpy(np.concatenate(targets)),
             classes=None,
             owner=np.repeat(np.arange(clients), self.rows),
-            truth={"H": h, "optima": a, "global": centroid},
+            truth={"H": h, "optima": a},
+            common={"global": centroid},
         )
 
 

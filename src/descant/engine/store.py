@@ -125,7 +125,9 @@ class ClientStore:
         }
 
     def took_part(self, clients: np.ndarray) -> np.ndarray:
-        return np.asarray(self.last_round[clients] > 0)
+        """Whether each of the clients ever did; those beyond the population (held out) never do."""
+        last = np.append(self.last_round, 0)
+        return np.asarray(last[np.minimum(clients, self.population)] > 0)
 
     def read(self, clients: np.ndarray) -> Tree:
         """The states of clients (ascending), with a leading axis."""

@@ -116,9 +116,10 @@ def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, An
                 raise UsageError(f"--set {setting!r}: {key} is not a section")
             place[key] = dict(inner)
             place = place[key]
-        value = _value(text.strip())
-        old = CHOICES.get(path.strip(), {}).get(str(place.get(keys[-1])))
-        if old is not None and value != old.name:
+        value, before = _value(text.strip()), place.get(keys[-1])
+        if path.strip() == "model.name" and value != before:
+            place = changed["model"] = {k: v for k, v in place.items() if k == "loss"}  # of any model
+        elif (old := CHOICES.get(path.strip(), {}).get(str(before))) is not None and value != before:
             for field in fields.describe(old):
                 place.pop(field.name, None)
         place[keys[-1]] = value

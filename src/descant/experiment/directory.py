@@ -106,8 +106,8 @@ def rounds(out: Path) -> int:
     return fields.parse(Train, config(out).get("train", {}), "train").rounds
 
 
-def append_row(out: Path, row: dict[str, Any], evaluation: Evaluation | None, federation: Federation) -> None:
-    if evaluation is not None:
+def append_row(out: Path, row: dict[str, Any], evaluations: list[Evaluation], federation: Federation) -> None:
+    for evaluation in evaluations:
         path = out / "clients.csv"
         append(path, _client_rows(evaluation, federation, header=not path.exists()))
     append(out / "metrics.jsonl", json.dumps(row) + "\n")
@@ -122,12 +122,13 @@ def _client_rows(evaluation: Evaluation, federation: Federation, header: bool) -
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if header:
-        writer.writerow(["round", "client", "name", "newcomer", "n_train", "n_val", "n_test", *figures])
+        about = ["round", "client", "name", "newcomer", "unseen", "n_train", "n_val", "n_test"]
+        writer.writerow([*about, *figures])
     sizes = (federation.train.sizes, federation.validation.sizes, federation.test.sizes)
     for k, client in enumerate(evaluation.clients.tolist()):
         values = (column[k] for column in figures.values())
         writer.writerow([evaluation.number, client, federation.names[client], int(evaluation.newcomer[k]),
-                         *(int(n[client]) for n in sizes),
+                         int(client >= federation.population), *(int(n[client]) for n in sizes),
                          *("" if v != v else repr(v) for v in values)])  # NaN: no such rows
     return text.getvalue()
 
@@ -187,7 +188,7 @@ def summary(history: list[dict[str, Any]], best_round: int | None, setup: Setup)
 
     def figures(number: int | None) -> dict[str, Any] | None:
         row = evaluated.get(number, {}) if number is not None else {}
-        return {key: row[key] for key in ("round", "personal", "global") if key in row} or None
+        return {key: row[key] for key in ("round", "personal", "global", "unseen") if key in row} or None
 
     totals = {key: sum(row[key] for row in history)
               for key in ("grad_steps", "bytes_down", "bytes_up", "rejected")}

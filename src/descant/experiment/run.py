@@ -139,9 +139,9 @@ class Run:
 
     def personal(self, client: int, which: Which = "best") -> Tree:
         """What a client predicts with: the method's own object, usually a Model."""
-        population = self.setup.federation.population
-        if not 0 <= client < population:
-            raise UsageError(f"client {client} does not exist: there are clients 0 to {population - 1}")
+        everyone = self.setup.federation.everyone
+        if not 0 <= client < everyone:
+            raise UsageError(f"client {client} does not exist: there are clients 0 to {everyone - 1}")
         number, server, store = self.snapshot(which)
         clients = np.array([client])
         facts = self._training.round_of(clients)._replace(number=number)
@@ -178,8 +178,8 @@ class Run:
 
     def drive(self, backend: Backend, observer: Observer) -> None:
         """Play the rounds that are left."""
-        settings, train = self.setup.eval, self.setup.train
-        clients = evaluated_clients(self.setup.federation.population, settings, train.seed)
+        settings, train, federation = self.setup.eval, self.setup.train, self.setup.federation
+        clients = evaluated_clients(federation.population, settings, train.seed)
         if self.rounds == 0:
             with _shielded(), self._writing():
                 self._keeper.commit(None)
@@ -187,15 +187,15 @@ class Run:
             start = time.perf_counter()
             report = self._training.play(backend)
             played = time.perf_counter()
-            evaluation = None
+            evaluations: list[Evaluation] = []
             if settings.due(report.number, train.rounds):
-                evaluation = evaluate(self._training, backend, clients)
-            row = self._row(report, played - start, evaluation, time.perf_counter() - played)
+                groups = (clients, np.arange(federation.population, federation.everyone))  # and the unseen
+                evaluations = [evaluate(self._training, backend, group) for group in groups if len(group)]
+            row = self._row(report, played - start, evaluations, time.perf_counter() - played)
             with _shielded(), self._writing():
                 if self.directory is not None:
-                    layout.append_row(self.directory, row, evaluation, self.setup.federation)
-                key = None if evaluation is None else selection_key(evaluation, self.setup.federation)
-                self._keeper.commit(key)
+                    layout.append_row(self.directory, row, evaluations, federation)
+                self._keeper.commit(selection_key(evaluations[0], federation) if evaluations else None)
                 self.history.append(row)
             observer.played(row)
         if self.directory is not None:
@@ -219,7 +219,7 @@ class Run:
         self._keeper.resume()
         self.history = layout.rows_until(self.directory, self._training.number)
 
-    def _row(self, report: RoundReport, seconds: float, evaluation: Evaluation | None, eval_seconds: float
+    def _row(self, report: RoundReport, seconds: float, evaluations: list[Evaluation], eval_seconds: float
              ) -> dict[str, Any]:
         names = self.setup.federation.names
         row: dict[str, Any] = {
@@ -233,8 +233,11 @@ class Run:
             row["info"] = report.info
         if report.note is not None:
             row["note"] = f"clients had to be run one by one: {report.note}"
-        if evaluation is not None:
-            row |= {"eval_seconds": round(eval_seconds, 6)} | summarise(evaluation, self.setup.federation)
+        if evaluations:
+            figures = [summarise(evaluation, self.setup.federation) for evaluation in evaluations]
+            row |= {"eval_seconds": round(eval_seconds, 6)} | figures[0]
+            if len(figures) > 1:
+                row["unseen"] = figures[1]
         return _plain(row)  # type: ignore[no-any-return]
 
 

@@ -1,26 +1,72 @@
-"""The models: networks by name, and how any model becomes a task."""
+"""The models: networks by name, and how any model becomes a task.
+
+A new network is a module with a `NetworkSpec`, and one line in `MODELS`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from descant import fields
-from descant.errors import UsageError, unknown
+from descant import fields, random
+from descant.errors import DescantError, UsageError, unknown
 from descant.fields import hyper
-from descant.models.base import NetworkSpec, TaskSpec
-from descant.models.linear import DNN, MCLR
+from descant.models.alexnet import FedBNAlexNet
+from descant.models.base import Facts, NetworkSpec, TaskSpec
+from descant.models.cnn import CGPFLCNN, CNN2, CNN3, CNN5, FEMNISTCNN, HARCNN, CifarNet, FedMAPCNN
+from descant.models.linear import DNN, MCLR, MLP128, FedMAPMLP
+from descant.models.lstm import LSTM
+from descant.models.own import OwnModel
 from descant.models.quadratic import Quadratic
+from descant.models.resnet import ResNet18
 from descant.pool import Federation
-from descant.random import key
 from descant.task import LOSSES, Loss, LossName, ModuleTask, Task, default_loss
 
-MODELS: dict[str, type[NetworkSpec] | type[TaskSpec]] = {cls.name: cls for cls in (MCLR, DNN, Quadratic)}
+MODELS: dict[str, type[NetworkSpec] | type[TaskSpec]] = {
+    cls.name: cls
+    for cls in (
+        MCLR,
+        DNN,
+        MLP128,
+        FedMAPMLP,
+        CNN2,
+        CNN3,
+        CNN5,
+        CifarNet,
+        CGPFLCNN,
+        HARCNN,
+        FEMNISTCNN,
+        FedMAPCNN,
+        FedBNAlexNet,
+        ResNet18,
+        LSTM,
+        Quadratic,
+    )
+}
 
-__all__ = ["DNN", "MCLR", "MODELS", "ModelSpec", "NetworkSpec", "Quadratic", "TaskSpec", "make_task"]
+__all__ = [
+    "CGPFLCNN", "CNN2", "CNN3", "CNN5", "DNN", "FEMNISTCNN", "HARCNN", "LSTM", "MCLR", "MLP128", "MODELS",
+    "CifarNet", "Facts", "FedBNAlexNet", "FedMAPCNN", "FedMAPMLP", "ModelSpec", "NetworkSpec", "OwnModel",
+    "Quadratic", "ResNet18", "TaskSpec", "make_task", "named",
+]
+
+
+def named(name: object, own: Mapping[str, Any] | None = None, where: str = "model") -> NetworkSpec | TaskSpec:
+    """The model of this name with its own fields: an entry of `MODELS`, or "package.module:function"."""
+    if isinstance(name, str) and name in MODELS:
+        known = [field.name for field in fields.describe(MODELS[name])]
+        for key in own or {}:
+            if key not in known:
+                raise unknown(f"{where} field", key, ["name", "loss", *known])
+        spec: NetworkSpec | TaskSpec = fields.parse(MODELS[name], own or {}, where)
+        return spec
+    if isinstance(name, str) and (":" in name or "." in name):
+        return OwnModel(name, own or {})
+    raise unknown(f"{where}.name", name, MODELS)
 
 
 @dataclass(frozen=True)
@@ -35,14 +81,13 @@ class ModelSpec(fields.Checked):
     @classmethod
     def parse(cls, table: dict[str, Any], where: str = "model") -> ModelSpec:
         """The spec that a flat table describes: `name`, `loss`, and the model's own fields."""
-        name = table.get("name", MCLR.name)
-        if not isinstance(name, str) or name not in MODELS:
-            raise unknown(f"{where}.name", name, MODELS)
         own = {k: v for k, v in table.items() if k not in ("name", "loss")}
-        return cls(fields.parse(MODELS[name], own, where), loss=table.get("loss"))
+        return cls(named(table.get("name", MCLR.name), own, where), loss=table.get("loss"))
 
     def dump(self) -> dict[str, Any]:
-        table: dict[str, Any] = fields.dump(self.model)
+        """The table that `parse` makes this spec of."""
+        model = self.model
+        table: dict[str, Any] = model.dump() if isinstance(model, OwnModel) else fields.dump(model)
         return table if self.loss is None else table | {"loss": self.loss}
 
     def task(self, federation: Federation, dtype: torch.dtype, seed: int) -> Task:
@@ -59,21 +104,23 @@ def make_task(
 ) -> Task:
     """The task of a model on a federation. A network by name is initialised from the seed; an
     `nn.Module` is taken as it is."""
-    if isinstance(model, Task):
-        return model
     if isinstance(model, str):
-        if model not in MODELS:
-            raise unknown("model", model, MODELS)
-        model = MODELS[model]()
-    if isinstance(model, TaskSpec):
-        return model.task(federation, dtype)
+        model = named(model)
+    if isinstance(model, Task | TaskSpec):
+        if loss is not None:
+            raise UsageError("this model has a loss of its own: leave `loss` out")
+        return model if isinstance(model, Task) else model.task(federation, dtype)
     if isinstance(loss, str) and loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
     if isinstance(model, NetworkSpec):
-        outputs = 1 if loss == "binary_cross_entropy" or federation.classes is None else federation.classes
+        facts = Facts.of(federation, loss)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(seed, "init"))
-            model = model.network(tuple(federation.x.shape[1:]), outputs)
+            torch.manual_seed(random.key(seed, "init"))
+            try:
+                model = model.network(facts)
+            except (MemoryError, RuntimeError) as error:
+                raise DescantError(f"the model {model.name} cannot be made for samples of shape "
+                                   f"{facts.shape}: {str(error).splitlines()[0]}") from None
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a name, an nn.Module or a Task, not {type(model).__name__}")
     loss = loss or default_loss(federation.classes)

@@ -1,4 +1,4 @@
-"""Networks of linear layers: `mclr` and `dnn`."""
+"""Networks of linear layers: `mclr`, `dnn`, `mlp128` and `fedmap_mlp`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from descant.fields import hyper
-from descant.models.base import NetworkSpec
+from descant.models.base import Facts, NetworkSpec
+from descant.models.network import Network, dense
 
 
-class _Network(nn.Module):
-    def __init__(self, body: nn.Module, head: nn.Linear) -> None:
-        super().__init__()
-        self.body = body
-        self.head = head
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.body(x.flatten(1)))
-        return out
+def _perceptron(facts: Facts, model: str, *hidden: int, activation: type[nn.Module] = nn.ReLU) -> Network:
+    """Hidden layers on the flattened sample."""
+    facts.refuse_tokens(model)
+    widths = (math.prod(facts.shape), *hidden)
+    body = nn.Sequential(nn.Flatten(), *dense(widths, activation=activation))
+    return Network(body, nn.Linear(widths[-1], facts.outputs))
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,8 @@ class MCLR(NetworkSpec):
 
     name: ClassVar[str] = "mclr"
 
-    def network(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return _Network(nn.Identity(), nn.Linear(math.prod(shape), outputs))
+    def network(self, facts: Facts) -> nn.Module:
+        return _perceptron(facts, self.name)
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,32 @@ class DNN(NetworkSpec):
 
     hidden: int = hyper(100, "width of the hidden layer", low=1)
 
-    def network(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        body = nn.Sequential(nn.Linear(math.prod(shape), self.hidden), nn.LeakyReLU())
-        return _Network(body, nn.Linear(self.hidden, outputs))
+    def network(self, facts: Facts) -> nn.Module:
+        return _perceptron(facts, self.name, self.hidden, activation=nn.LeakyReLU)
+
+
+@dataclass(frozen=True)
+class MLP128(NetworkSpec):
+    """One hidden layer of 128 units, the non-convex model of CGPFL on MNIST and Fashion-MNIST.
+
+    The width is the paper's; it does not name the activation, ReLU is our choice.
+    """
+
+    name: ClassVar[str] = "mlp128"
+
+    def network(self, facts: Facts) -> nn.Module:
+        return _perceptron(facts, self.name, 128)
+
+
+@dataclass(frozen=True)
+class FedMAPMLP(NetworkSpec):
+    """Hidden layers of 32 and 16 units, the model of FedMAP on its synthetic data (Table 3).
+
+    The table ends in one unit and a sigmoid. That is what `loss = "binary_cross_entropy"` gives here:
+    one output, and the sigmoid as part of the loss. With cross-entropy there is an output per class.
+    """
+
+    name: ClassVar[str] = "fedmap_mlp"
+
+    def network(self, facts: Facts) -> nn.Module:
+        return _perceptron(facts, self.name, 32, 16)

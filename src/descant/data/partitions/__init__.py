@@ -1,0 +1,26 @@
+"""Rules that deal the rows of a dataset to clients. A new one is a class and a line in `PARTITIONS`."""
+
+from __future__ import annotations
+
+from descant.data.partitions.base import Partition
+from descant.data.partitions.features import Feature
+from descant.data.partitions.labels import Classes, Dirichlet, LabelMajority, Shards
+from descant.data.partitions.owners import Natural
+from descant.data.partitions.sizes import Iid, Quantity
+
+__all__ = ["PARTITIONS", "Classes", "Dirichlet", "Feature", "Iid", "LabelMajority", "Natural", "Partition",
+           "Quantity", "Shards"]
+
+PARTITIONS: dict[str, type[Partition]] = {
+    partition.name: partition
+    for partition in (
+        Iid,
+        Classes,
+        Shards,
+        Dirichlet,
+        LabelMajority,
+        Quantity,
+        Feature,
+        Natural,
+    )
+}

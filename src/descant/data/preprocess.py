@@ -1,0 +1,117 @@
+"""Scaling and imputation of features that see no row they must not see.
+
+Statistics are either constants that the user gives, or those of the client's own training rows; what a
+client tests on never enters them, nor what another client owns. Imputation comes before scaling. A
+column is the first dimension of a sample: a feature of a table, a channel of images or time series.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.errors import UsageError
+from descant.fields import Checked, hyper
+from descant.pool import Table
+
+
+@dataclass(frozen=True)
+class Preprocess(Checked):
+    """What is done to real features when a federation is made; bytes and tokens stay as they are.
+
+    A column that is constant in a client's training rows is only centred. A column of which they have no
+    value at all becomes 0 after scaling, wherever it is missing.
+    """
+
+    scale: Literal["none", "client", "constants"] = hyper(
+        "none", "standardise by the client's own training rows, or by `mean` and `std`")
+    mean: tuple[float, ...] | None = hyper(None, "constants to subtract: one, or one per column")
+    std: tuple[float, ...] | None = hyper(None, "constants to divide by: one, or one per column")
+    impute: Literal["none", "client", "constants"] = hyper(
+        "none", "replace missing values (NaN) by the mean of the client's own training rows, or by `fill`")
+    fill: tuple[float, ...] | None = hyper(None, "constants for missing values: one, or one per column")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, choice, values in (("scale", self.scale, {"mean": self.mean, "std": self.std}),
+                                      ("impute", self.impute, {"fill": self.fill})):
+            for name, constants in values.items():
+                if choice == "constants" and not constants:
+                    raise UsageError(f'{field} = "constants" needs {name}: '
+                                     "give one number, or one per column")
+                if choice != "constants" and constants is not None:
+                    raise UsageError(f'{name} is given, but {field} = "{choice}" does not use it: set '
+                                     f'{field} = "constants", or leave {name} out')
+                if not all(math.isfinite(c) for c in constants or ()):
+                    raise UsageError(f"{name} must hold finite numbers, not {list(constants or ())}")
+        if min(self.std or (1.0,)) <= 0:
+            raise UsageError(f"std must be greater than 0, not {min(self.std or ())}")
+
+    @property
+    def changes(self) -> bool:
+        return self.scale != "none" or self.impute != "none"
+
+    def check(self, x: Tensor) -> None:
+        """Refuse values that nothing here would mend, and constants that do not fit."""
+        if not x.is_floating_point():
+            if self.changes:
+                field = "scale" if self.scale != "none" else "impute"
+                raise UsageError(f"{field} is for real features, and x holds {x.dtype}: leave it out (bytes "
+                                 "stand for [0, 1] as they are), or give x as real numbers")
+            return
+        bad = ~torch.isfinite(x) if self.impute == "none" else torch.isinf(x)
+        if bool(bad.any()):
+            row, *place = torch.nonzero(bad)[0].tolist()
+            missing = bool(torch.isnan(x[(row, *place)]))
+            remedy = ('set impute = "client" or "constants", or leave the row out' if missing
+                      else "correct it, or leave the row out")
+            column = f", column {', '.join(map(str, place))}" if place else ""
+            raise UsageError(f"x has {'a missing' if missing else 'an infinite'} value in row {row}{column}: "
+                             f"{remedy}")
+        columns = x.shape[1] if x.dim() > 1 else 1
+        for name in ("mean", "std", "fill"):
+            constants = getattr(self, name)
+            if constants is not None and len(constants) not in (1, columns):
+                raise UsageError(f"{name} has {len(constants)} numbers, but x has {columns} columns: "
+                                 f"give 1 or {columns}")
+
+    def apply(self, x: Tensor, train: Table, validation: Table, test: Table) -> Tensor:
+        """A changed copy of `x`; rows of nobody keep what is missing."""
+        x = x.clone(memory_format=torch.contiguous_format)
+        table = x.view(len(x), x.shape[1] if x.dim() > 1 else 1, -1)  # [rows, columns, values]
+        mean, std, fill = (torch.tensor(c or (usual,), dtype=torch.float64)
+                           for c, usual in ((self.mean, 0.0), (self.std, 1.0), (self.fill, 0.0)))
+        if self.impute == "constants":
+            table.copy_(table.where(~table.isnan(), _as_column(fill, x)))
+        if "client" in (self.scale, self.impute):
+            for client in range(len(train)):
+                rows = torch.from_numpy(np.concatenate([train[client], validation[client], test[client]]))
+                table[rows] = self._of_client(table[rows], len(train[client]), mean)
+        if self.scale == "constants":
+            table.sub_(_as_column(mean, x)).div_(_as_column(std, x))
+        return x
+
+    def _of_client(self, block: Tensor, training: int, zero: Tensor) -> Tensor:
+        """One client's rows [rows, columns, values], of which the first `training` may be looked at; `zero`
+        is what becomes 0 when constants scale it."""
+        if self.impute == "client":
+            seen = block[:training].double()
+            known = ~seen.isnan()
+            count = known.sum((0, 2))
+            average = seen.nan_to_num(0.0).sum((0, 2)) / count.clamp(min=1)
+            block = block.where(~block.isnan(), _as_column(average.where(count > 0, zero), block))
+        if self.scale == "client":
+            seen = block[:training].double()
+            mean, std = seen.mean((0, 2)), seen.std((0, 2), correction=0)
+            std = std.where(std > 1e-12 * mean.abs(), 1.0)  # what is constant up to rounding
+            block = (block - _as_column(mean, block)) / _as_column(std, block)
+        return block
+
+
+def _as_column(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.dtype)[:, None]

@@ -1,0 +1,33 @@
+"""The form of every network here: a body that makes features, and a linear head on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+
+class Network(nn.Module):
+    """`head(body(x))`, so that "head" and "body" name the two parts of the vector of parameters."""
+
+    def __init__(self, body: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+def dense(widths: Iterable[int], *, norm: bool = False, dropout: float = 0.0,
+          activation: type[nn.Module] = nn.ReLU) -> list[nn.Module]:
+    """Linear layers from each width to the next, with what follows each of them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs)]
+        layers += [nn.BatchNorm1d(outputs)] if norm else []
+        layers += [activation()]
+        layers += [nn.Dropout(dropout)] if dropout else []
+    return layers

@@ -1,0 +1,106 @@
+"""A network that the user wrote: `name = "package.module:function"`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from descant.errors import UsageError, unknown
+from descant.models.base import Facts, NetworkSpec
+
+_FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+@dataclass(frozen=True)
+class OwnModel(NetworkSpec):
+    """A function that makes an `nn.Module`, by its place "package.module:function".
+
+    It is called with those of `shape` (of a sample), `outputs` and `tokens` (how many there are, for
+    samples of integers) that it has parameters for, and with `arguments`. The module is looked for
+    where Python looks, and in the current directory. Nothing is imported before the network is needed.
+    """
+
+    name: ClassVar[str] = "own"
+
+    place: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # what TOML can say
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.place, str) or not _FORM.fullmatch(self.place):
+            raise UsageError('your own model must read "package.module:function", such as '
+                             f'"my_package.nets:make_model", not {self.place!r}')
+        object.__setattr__(self, "arguments", {str(key): _plain(value, f"model.{key}")
+                                               for key, value in self.arguments.items()})
+
+    def dump(self) -> dict[str, Any]:
+        """The [model] table that makes this object again."""
+        return {"name": self.place, **self.arguments}
+
+    def network(self, facts: Facts) -> nn.Module:
+        make = self._import()
+        try:
+            parameters = inspect.signature(make).parameters.values()
+        except (TypeError, ValueError):  # written in C, and silent about itself
+            parameters = {}.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        for key in self.arguments:
+            if not takes_all and key not in named:
+                raise unknown(f"model.name {self.place}: parameter", key, named)
+        offered = {"shape": facts.shape, "outputs": facts.outputs} | (
+            {} if facts.tokens is None else {"tokens": facts.tokens})
+        given = {key: value for key, value in offered.items() if takes_all or key in named}
+        try:
+            module = make(**given | dict(self.arguments))
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or ["no message"])[0]
+            raise UsageError(f"model.name {self.place}: the call fails with {type(error).__name__}: {reason}"
+                             ) from error
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"model.name {self.place}: it must return an nn.Module, not "
+                             f"{type(module).__name__}")
+        return module
+
+    def _import(self) -> Callable[..., Any]:
+        path, _, attribute = self.place.partition(":")
+        here = str(Path.cwd())
+        if not {"", here} & set(sys.path):
+            sys.path.append(here)  # stays: worker processes import the network's class again
+        try:
+            with torch.random.fork_rng(devices=[]):  # what it draws at its first import must not matter
+                module = importlib.import_module(path)
+        except Exception as error:
+            missing = isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")
+            reason = (f"there is no module {error.name!r} in this Python or in the current directory"
+                      if missing and isinstance(error, ModuleNotFoundError)
+                      else f"its import fails with {type(error).__name__}: {error}")
+            raise UsageError(f"model.name {self.place}: {reason}") from error
+        if not hasattr(module, attribute):
+            names = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
+            raise unknown(f"model.name {self.place}: name in module {path}", attribute, names)
+        make: Callable[..., Any] = getattr(module, attribute)
+        if not callable(make) or isinstance(make, nn.Module):
+            raise UsageError(f"model.name {self.place}: it must be a function or class that makes an "
+                             f"nn.Module, not an object of type {type(make).__name__}")
+        return make
+
+
+def _plain(value: Any, path: str) -> Any:
+    """A value as TOML gives it back, so that the written experiment is the one that was run."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item, path) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{path}.{key}") for key, item in value.items()}
+    raise UsageError(f"{path} must be text, a number, true or false, or a list or table of these, "
+                     f"not {value!r}")
