@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import descant
 from descant import fields
 from descant.algorithm import Algorithm
+from descant.division import Table
 from descant.engine.backend import Backend
 from descant.engine.choose import make_backend
 from descant.engine.evaluation import Evaluation, evaluate
@@ -20,7 +21,7 @@ from descant.engine.rounds import RoundReport, Training
 from descant.engine.settings import Train
 from descant.engine.work import Work
 from descant.models import DNN, make_task
-from descant.pool import Federation, Table
+from descant.pool import Federation
 from descant.tree import Tree, leaves, map_tree
 
 # Training rows of the ragged federation's clients: more and fewer than a batch, and a single one.

@@ -520,7 +520,7 @@ def test_a_damaged_checkpoint_is_an_error(run_copy, file, damage, words):
 def a_run(rounds: int = 12, **train: object) -> SimpleNamespace:
     setup = SimpleNamespace(
         train=Train(rounds=rounds, **train), origin=None, algorithm=SimpleNamespace(name="fedavg"),
-        federation=SimpleNamespace(population=9), task=SimpleNamespace(dim=1))
+        federation=SimpleNamespace(population=9, notes=()), task=SimpleNamespace(dim=1))
     return SimpleNamespace(setup=setup, rounds=0, directory=None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from descant import data
+from descant.division import SplitName, Table, split_rows
 from descant.errors import UsageError
-from descant.pool import Federation, SplitName, Table, split_rows
+from descant.pool import Federation
 
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
@@ -350,3 +352,39 @@ def test_a_client_without_training_rows_is_named() -> None:
     some, none = Table.of([np.array([0]), np.array([], np.int64)]), Table.of([np.array([], np.int64)] * 2)
     with pytest.raises(UsageError, match="client 'east' has no training data"):
         Federation(torch.zeros(1, 1), torch.zeros(1), some, none, none, None, ("west", "east"))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"names": ("a", "a")}, "'a' is the name of two clients"),
+    ({"names": ("a", "b\nc")}, "cannot be printed"),
+    ({"test": Table.of([np.array([0]), np.array([9])])}, "row 0 is in two lists"),
+    ({"test": Table.of([np.array([8]), np.array([10])])}, "name rows 0..10, but x has 10 rows"),
+])
+def test_a_federation_is_whole(change: dict[str, Any], message: str) -> None:
+    parts = {"x": torch.zeros(10, 1), "y": torch.zeros(10), "classes": None, "names": ("a", "b"),
+             "train": Table.of([np.arange(3), np.arange(3, 6)]),
+             "validation": Table.of([np.arange(6, 8), np.arange(0)]),
+             "test": Table.of([np.array([8]), np.array([9])])}
+    federation = Federation(**parts)
+    assert federation.weights.tolist() == [0.5, 0.5]
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Federation(**(parts | change))
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"x": 3.0}, "x must be an array with one row per sample"),
+    ({"client": 3}, "client must hold one id"),
+    ({"client": [[0, 1]] * 6}, "client must hold one id"),
+    ({"client": [0, 1, None, 0, 1, 0]}, "client must hold one id"),
+    ({"client": [0, 1, float("nan"), 0, 1, 0]}, "none missing"),
+    ({"classes": "3"}, "classes must be a whole number"),
+])
+def test_arguments_of_the_wrong_kind(arguments: dict[str, Any], message: str) -> None:
+    given = {"x": np.zeros((6, 2)), "y": np.zeros(6, int), "client": [0, 0, 0, 1, 1, 1]} | arguments
+    with pytest.raises(UsageError, match=message):
+        Federation.from_arrays(**given)
+
+
+def test_a_dataset_that_is_none() -> None:
+    with pytest.raises(UsageError, match="the dataset of client 'a' is a NoneType"):
+        Federation.from_datasets({"a": None})

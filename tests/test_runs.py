@@ -13,9 +13,9 @@ from torch import nn
 import descant
 from descant import DescantError, UsageError
 from descant.algorithms import Ditto, FedAvg, LocalTrain, pFedMe
+from descant.division import SPLITS
 from descant.engine.settings import Train
 from descant.experiment.run import Interrupted
-from descant.pool import SPLITS
 
 FEDERATION = descant.federation("digits", partition="dirichlet", clients=6, alpha=0.3)
 SMALL = {"rounds": 2, "cohort": 3, "local": {"steps": 2}, "eval": {"every": 1}, "backend": "vectorised"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +17,7 @@ import typer
 
 from descant._version import __version__
 from descant.errors import DescantError, UsageError
+from descant.files import write_atomic
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +28,23 @@ app = typer.Typer(
     rich_markup_mode=None,  # help and messages hold brackets, such as [data], that are no markup
     pretty_exceptions_enable=False,
 )
+data = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data, name="data")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Settings = Annotated[list[str] | None, typer.Option(
+    "--set", metavar="SECTION.FIELD=VALUE", show_default=False,
+    help="Change a field of the experiment; may be given more than once.")]
+
+
+def _use_data_dir(directory: Path | None) -> None:
+    """Through the environment, which loaders read and worker processes inherit."""
+    if directory is not None:
+        os.environ["DESCANT_DATA"] = str(directory)
+
+
+DataDir = Annotated[Path | None, typer.Option(
+    "--data-dir", metavar="DIR", show_default=False, callback=_use_data_dir,
+    help="Where datasets are kept. Without it: $DESCANT_DATA, or ~/.cache/descant.")]
 
 
 class Kind(StrEnum):
@@ -65,6 +84,8 @@ def descant(
     See what else there is:
       descant list algorithms
       descant show pfedme
+    Look at the data of an experiment:
+      descant data show experiment.toml
     """
 
 
@@ -74,13 +95,12 @@ def run(
         metavar="FILE", show_default=False,
         help="The experiment, a TOML file with the sections [data], [model], [algorithm], [train] and "
              "[eval]. Without it: the demo, pFedMe on handwritten digits.")] = None,
-    settings: Annotated[list[str] | None, typer.Option(
-        "--set", metavar="SECTION.FIELD=VALUE", show_default=False,
-        help="Change a field of the experiment; may be given more than once.")] = None,
+    settings: Settings = None,
     out: Annotated[Path | None, typer.Option(
         "--out", metavar="DIR", show_default=False,
         help="Where the run is kept; must be new or empty. Without it: "
              "runs/<algorithm>-<dataset>-<n>.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Run an experiment, and keep its figures and models in a directory.
 
@@ -119,6 +139,7 @@ def resume(
     rounds: Annotated[int | None, typer.Option(
         "--rounds", metavar="N", show_default=False,
         help="Extend the run to N rounds in all. Without it: as planned.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Continue a run that was stopped, or extend one that is finished.
 
@@ -193,6 +214,85 @@ def show(
             if k:
                 console.print()
             catalogue.show(console, entry)
+
+
+@data.callback()
+def about_data() -> None:
+    """List the datasets, and look at the federation of an experiment."""
+
+
+@data.command(name="list")
+def list_data(as_json: AsJson = False, data_dir: DataDir = None) -> None:
+    """List the datasets with their clients and rows, and say whether their files are there.
+
+    Nothing is loaded or downloaded for this.
+
+    \b
+    Examples:
+      descant data list
+      descant data list --data-dir /srv/data --json
+    """
+    with _failures_told("stopped"):
+        from descant.report.data_list import list_datasets, show_datasets
+
+        found = list_datasets()
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
+        else:
+            show_datasets(_console(), found)
+
+
+@data.command(name="show")
+def show_data(
+    file: Annotated[Path | None, typer.Argument(
+        metavar="FILE", show_default=False,
+        help="The experiment, a TOML file; a section [data] is enough. Without it: the demo.")] = None,
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(
+        "--out", metavar="PICTURE.png", show_default=False,
+        help="Where the picture is kept; replaces a file of that name. Without it: data.png (or data-2.png, "
+             "and so on) next to FILE, and here for the demo.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Show the clients of an experiment: sizes, classes, splits, and how much they differ.
+
+    Figures and a sketch are printed, and a picture is drawn.
+
+    \b
+    Examples:
+      descant data show
+      descant data show experiment.toml --set data.partition=dirichlet --set data.alpha=0.1
+      descant data show experiment.toml --out clients.png
+    """
+    with _failures_told("stopped"):
+        if out is not None and (out.suffix.lower() != ".png" or not out.parent.is_dir()):
+            raise UsageError(f"--out {out}: name a file that ends in .png, in a directory that exists")
+        from descant.experiment import config
+        from descant.report.data_picture import draw_federation
+        from descant.report.data_table import show_federation
+
+        demo = config.demo().dump()
+        tables = demo if file is None else {"algorithm": demo["algorithm"], **config.read_toml(file)}
+        experiment = config.Experiment.parse(config.override(tables, settings or ()))
+        console = _console()
+        if file is None:
+            console.print("no FILE given: this is the demo experiment", soft_wrap=True)
+        federation = experiment.data.federation()
+        show_federation(console, federation)
+        place = _keep(draw_federation(federation), out, Path() if file is None else file.parent)
+        console.print(f"picture: {place}", soft_wrap=True)
+
+
+def _keep(picture: bytes, out: Path | None, base: Path) -> Path:
+    """Write a picture where the user says, or as the first of data.png, data-2.png, ... that is free."""
+    if out is not None:
+        write_atomic(out, picture)
+        return out
+    for name in itertools.chain(["data.png"], (f"data-{n}.png" for n in itertools.count(2))):
+        with suppress(FileExistsError), (base / name).open("xb") as file:
+            file.write(picture)
+            return base / name
+    raise AssertionError  # numbers do not end
 
 
 def _console() -> Console:

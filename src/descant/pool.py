@@ -4,146 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import zipfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from descant.division import SPLITS, Division, SplitName, Table, check_unseen
 from descant.errors import UsageError
-from descant.files import replacing
-from descant.random import stream
 
 if TYPE_CHECKING:
     from descant.data.preprocess import Preprocess
-
-SplitName: TypeAlias = Literal["train", "validation", "test"]
-SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
-
-_MOST_NOTES = 10  # clients that are reported one by one; the others are counted
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Ragged lists of pool indices, one per client, end to end: client i has [offsets[i], offsets[i+1])."""
-
-    indices: np.ndarray  # int64 [total]
-    offsets: np.ndarray  # int64 [clients + 1]
-
-    @classmethod
-    def of(cls, lists: Sequence[np.ndarray]) -> Table:
-        return cls.packed(np.concatenate([np.zeros(0, np.int64), *lists]), [len(rows) for rows in lists])
-
-    @classmethod
-    def packed(cls, indices: np.ndarray, sizes: Sequence[int] | np.ndarray) -> Table:
-        """The lists that lie end to end in `indices`, of these sizes."""
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        return cls(indices.astype(np.int64), offsets.astype(np.int64))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, client: int) -> np.ndarray:
-        return self.indices[self.offsets[client] : self.offsets[client + 1]]
-
-    @property
-    def sizes(self) -> np.ndarray:
-        return np.diff(self.offsets)
-
-    def pick(self, clients: np.ndarray) -> Table:
-        """The lists of these clients, in this order."""
-        sizes = self.sizes[clients]
-        return Table.packed(self.indices[np.repeat(self.offsets[clients], sizes) + _counters(sizes)], sizes)
-
-
-class Division(NamedTuple):
-    """Who owns which rows of a pool, and in which split; the last `unseen` clients never train."""
-
-    train: Table
-    validation: Table
-    test: Table
-    names: tuple[str, ...]
-    unseen: int = 0
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        client: np.ndarray,
-        *,
-        labels: np.ndarray | None,
-        group: np.ndarray | None,
-        test: float,
-        validation: float,
-        seed: int,
-        unseen: int = 0,
-        names: Sequence[str] | None = None,
-    ) -> Division:
-        """Splits each client's rows; the arguments are those of `Federation.from_arrays`.
-
-        A client that cannot have both a training and a test row is left out, and a note says so.
-        Clients keep their number (the rank of their id) as the key of their split, whoever is left out.
-        """
-        for name, share in (("test", test), ("validation", validation)):
-            if not 0 <= share < 1:
-                raise UsageError(f"{name} must be a share in [0, 1), not {share}")
-        ids, rows, sizes = _rows_by_id(client)
-        if not len(ids):
-            raise UsageError("the federation has zero clients: give it at least one")
-        if names is not None and len(names) != len(ids):
-            raise UsageError(f"names has {len(names)} entries for {len(ids)} clients: give each client one")
-        every = tuple(str(i) for i in ids) if names is None else tuple(names)
-
-        tables, units = _split(
-            rows, sizes, None if labels is None else labels[rows], None if group is None else group[rows],
-            seed, np.arange(len(ids)), test, validation)
-        possible = units >= 1 + int(test > 0)
-        notes = _dropped(every, units, np.flatnonzero(~possible), "row" if group is None else "group of rows")
-        kept = np.flatnonzero(possible)
-        if not len(kept):
-            raise UsageError("no client has enough rows for a training and a test row each: give the clients "
-                             "more data, or set test = 0")
-        order = _unseen_last(kept, unseen, seed)
-        train, held_out, tested = (table.pick(order) for table in tables)
-        return cls(train, held_out, tested, tuple(every[k] for k in order), unseen, notes)
-
-    @classmethod
-    def read(cls, path: str | Path, fingerprint: str) -> Division:
-        """The division that `Federation.save_partition` wrote, if it is one of these data."""
-        try:
-            with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                tables = [Table(file[f"{name}_indices"], file[f"{name}_offsets"]) for name in SPLITS]
-                names = tuple(str(name) for name in file["names"])
-                unseen, known = int(file["unseen"]), str(file["fingerprint"])
-        except OSError as error:
-            raise UsageError(f"cannot read the partition {path}: {error.strerror or error}") from None
-        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise UsageError(f"{path} is not a partition that descant saved: {error}") from None
-        if known != fingerprint:
-            raise UsageError(f"the partition {path} was saved for other data (fingerprint {known}, and these "
-                             f"have {fingerprint}): use the data, and their fields, that it was made with")
-        return cls(tables[0], tables[1], tables[2], names, unseen)
-
-    def write(self, path: str | Path, fingerprint: str) -> None:
-        arrays = {f"{name}_{part}": getattr(getattr(self, name), part)
-                  for name in SPLITS for part in ("indices", "offsets")}
-        arrays |= {"names": np.array(self.names), "unseen": self.unseen, "fingerprint": fingerprint}
-        try:
-            with replacing(Path(path)) as file:
-                np.savez(file, **arrays)
-        except OSError as error:
-            raise UsageError(f"cannot write the partition {path}: {error.strerror or error}") from None
-
-    def client_of_rows(self, rows: int) -> np.ndarray:
-        """For each row of the pool its client, or -1."""
-        client = np.full(rows, -1)
-        for table in (self.train, self.validation, self.test):
-            client[table.indices] = np.repeat(np.arange(len(table)), table.sizes)
-        return client
-
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
@@ -178,7 +52,18 @@ class Federation:
         for client in np.flatnonzero(self.train.sizes == 0)[:1]:
             raise UsageError(f"client {self.names[client]!r} has no training data: give it some, "
                              "or leave it out of the federation")
-        _check_unseen(self.unseen, len(self.train))
+        for name, count in Counter(self.names).items():
+            if count > 1 or not name.isprintable():
+                why = "is the name of two clients" if count > 1 else "has characters that cannot be printed"
+                raise UsageError(f"{name!r} {why}: give the clients other names")
+        rows = np.concatenate([self.split(split).indices for split in SPLITS])
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(self.x)):
+            raise UsageError(f"the index tables name rows {rows.min()}..{rows.max()}, but x has "
+                             f"{len(self.x)} rows")
+        if (twice := np.flatnonzero(np.bincount(rows) > 1)).size:
+            raise UsageError(f"row {twice[0]} is in two lists of the index tables: each row belongs to one "
+                             "client, in one split")
+        check_unseen(self.unseen, len(self.train))
         if self.classes is not None and len(self.y):
             low, high = int(self.y.min()), int(self.y.max())
             if low < 0 or high >= self.classes:
@@ -194,6 +79,12 @@ class Federation:
     def everyone(self) -> int:
         """How many clients there are with the unseen ones, which come last."""
         return len(self.train)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Each client's share of the training rows of those who take part."""
+        sizes = self.train.sizes[: self.population]
+        return np.asarray(sizes / sizes.sum())
 
     def split(self, name: SplitName) -> Table:
         table: Table = getattr(self, name)
@@ -266,6 +157,8 @@ class Federation:
         if not yt.is_floating_point():
             yt = yt.long()
             classes = classes if classes is not None else int(yt.max()) + 1 if len(yt) else 1
+        if classes is not None and not isinstance(classes, int | np.integer):
+            raise UsageError(f"classes must be a whole number, not {classes!r}")
         preprocess = Preprocess(scale=scale, mean=None if mean is None else tuple(mean),
                                 std=None if std is None else tuple(std), impute=impute,
                                 fill=None if fill is None else tuple(fill))
@@ -277,7 +170,7 @@ class Federation:
             return cls.divided(xt, yt, division, classes, preprocess)
         if client is None:
             raise UsageError("client is missing: give the id of each sample's client, or a saved partition")
-        ids, groups = np.asarray(client), None if group is None else np.asarray(group)
+        ids, groups = _as_ids(client, "client"), None if group is None else _as_ids(group, "group")
         if not len(xt) == len(yt) == len(ids):
             raise UsageError(f"x has {len(xt)} rows, y {len(yt)} and client {len(ids)}: "
                              "they must describe the same samples")
@@ -313,6 +206,9 @@ class Federation:
         if not datasets:
             raise UsageError("the federation has zero clients: give it at least one")
         for name, dataset in datasets.items():
+            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+                raise UsageError(f"the dataset of client {name!r} is a {type(dataset).__name__}: give a pair "
+                                 "(x, y), or something with a length and items")
             n_x, n_y = map(len, dataset) if _is_pair(dataset) else (len(dataset),) * 2
             if n_x != n_y:
                 raise UsageError(f"client {name!r} has {n_x} samples x but {n_y} targets y")
@@ -329,107 +225,11 @@ class Federation:
         return cls.from_arrays(x, y, client, names=list(datasets), **options)
 
 
-def split_rows(
-    rows: np.ndarray, labels: np.ndarray | None, seed: int, client: int, test: float, validation: float,
-    group: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One client's rows as (train, validation, test).
-
-    Stratified: the shuffled rows are ordered by label and every (1/share)-th is taken. Rows of one group
-    go together: then groups are counted in place of rows, and ordered by the label of their first row.
-    Depends only on the seed, the client's number and its own rows, so that a real node makes the same
-    split. At least one row (or group) is left for training; with two there is one for testing.
-    """
-    tables, _ = _split(rows, np.array([len(rows)]), labels, group, seed, np.array([client]), test, validation)
-    return tables[0][0], tables[1][0], tables[2][0]
-
-
 def fingerprint_of(x: Tensor, y: Tensor) -> str:
     """A hash of samples and targets."""
     digest = hashlib.sha256()
     _update(digest, x, y)
     return digest.hexdigest()[:16]
-
-
-def _split(
-    rows: np.ndarray, sizes: np.ndarray, labels: np.ndarray | None, group: np.ndarray | None, seed: int,
-    clients: np.ndarray, test: float, validation: float,
-) -> tuple[list[Table], np.ndarray]:
-    """`split_rows` for many clients at once, whose rows lie end to end: the three tables, and how many
-    units (rows, or groups of rows) each client has."""
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    if group is None:
-        unit, first, units = np.arange(len(rows)), np.arange(len(rows)), sizes
-    else:
-        _, code = np.unique(group, return_inverse=True)
-        # owner comes first in the code, so that units lie in the order of their owners
-        _, first, unit = np.unique(owner * (code.max(initial=0) + 1) + code,
-                                   return_index=True, return_inverse=True)
-        units = np.bincount(owner[first], minlength=len(sizes))
-
-    shuffled = [stream(seed, "split", int(client)).permutation(n)
-                for client, n in zip(clients, units, strict=True)]
-    order = (np.concatenate([np.zeros(0, np.int64), *shuffled])
-             + np.repeat(np.cumsum(units) - units, units))
-    if labels is not None:
-        order = order[np.lexsort((labels[first][order], owner[first][order]))]
-    n_test = np.clip(np.rint(units * test).astype(int), int(test > 0), np.maximum(units - 1, 0))
-    tested, order = _take_spread(order, units, n_test)
-    rest = units - n_test
-    n_validation = np.minimum(np.rint(rest * validation).astype(int), np.maximum(rest - 1, 0))
-    held_out, _ = _take_spread(order, rest, n_validation)
-
-    part = np.zeros(len(first), np.int8)
-    part[held_out], part[tested] = 1, 2
-    part = part[unit]
-    return [Table.packed(rows[part == k], np.bincount(owner[part == k], minlength=len(sizes)))
-            for k in range(len(SPLITS))], units
-
-
-def _take_spread(order: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """From each of the lists that lie end to end in `order`, `counts` entries that are evenly spread over
-    it, and the others."""
-    start = np.cumsum(sizes) - sizes
-    chosen = np.zeros(len(order), bool)
-    place = (_counters(counts) + 0.5) * np.repeat(sizes, counts) / np.repeat(np.maximum(counts, 1), counts)
-    chosen[np.repeat(start, counts) + place.astype(int)] = True
-    return order[chosen], order[~chosen]
-
-
-def _counters(sizes: np.ndarray) -> np.ndarray:
-    """0, 1, ..., n-1 for each n of `sizes`, end to end."""
-    counters: np.ndarray = np.arange(int(np.sum(sizes))) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return counters
-
-
-def _rows_by_id(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The ids in sorted order, the row numbers of each end to end, and how many there are."""
-    belongs = ids != -1 if np.issubdtype(ids.dtype, np.number) else np.ones(len(ids), bool)
-    kept = np.flatnonzero(belongs)
-    owners, owner = np.unique(ids[kept], return_inverse=True)
-    return owners, kept[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=len(owners))
-
-
-def _dropped(names: Sequence[str], units: np.ndarray, clients: np.ndarray, unit: str) -> tuple[str, ...]:
-    notes = [f"client {names[k]!r} dropped: {units[k]} {unit}" for k in clients[:_MOST_NOTES]]
-    more = len(clients) - len(notes)
-    return (*notes, f"{more} more dropped: 1 {unit} each") if more else tuple(notes)
-
-
-def _unseen_last(kept: np.ndarray, unseen: int, seed: int) -> np.ndarray:
-    """The clients with `unseen` of them, chosen by the seed, moved to the end."""
-    _check_unseen(unseen, len(kept))
-    if not unseen:
-        return kept
-    chosen = np.zeros(len(kept), bool)
-    chosen[stream(seed, "unseen").choice(len(kept), unseen, replace=False)] = True
-    return np.concatenate([kept[~chosen], kept[chosen]])
-
-
-def _check_unseen(unseen: int, clients: int) -> None:
-    if not 0 <= unseen < clients:
-        raise UsageError(f"unseen = {unseen}, but there are {clients} clients: hold out at least 0 and leave "
-                         "at least one to train")
 
 
 def _update(digest: Any, *tensors: Tensor) -> None:
@@ -440,9 +240,21 @@ def _update(digest: Any, *tensors: Tensor) -> None:
 
 def _as_tensor(values: Any, name: str) -> Tensor:
     try:
-        return torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
+        tensor = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name} must be an array of numbers: {error}") from None
+    if not tensor.dim():
+        raise UsageError(f"{name} must be an array with one row per sample, not {values!r}")
+    return tensor
+
+
+def _as_ids(values: Any, name: str) -> np.ndarray:
+    """Numbers or text that say whose each row is."""
+    ids = np.asarray(values)
+    missing = ids.dtype.kind == "f" and bool(np.isnan(ids).any())
+    if ids.ndim != 1 or ids.dtype.kind not in "biufUS" or missing:
+        raise UsageError(f"{name} must hold one id (a number or a text) for each sample, and none missing")
+    return ids
 
 
 def _is_pair(dataset: Any) -> bool:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from descant.pool import SPLITS, Federation
+from descant.division import SPLITS
+from descant.pool import Federation
 from descant.random import stream
 
 MOST_FEATURES = 256  # of larger samples, this many features are looked at, chosen at random
@@ -81,13 +82,14 @@ class FeatureShift(NamedTuple):
 
     @property
     def evident(self) -> bool:
-        """Whether the clients differ by more than chance.
-
-        Only clearly so: rows may depend on each other, and a feature may have few values that differ.
-        """
-        apart = np.square(self.distance).mean() > 2 * np.square(self.chance).mean()
-        known = self.spread[~np.isnan(self.spread)]
-        return bool(apart or (len(known) > 0 and known.std() > 0.25 * known.mean()))
+        """Whether the clients clearly differ by more than chance."""
+        by_chance = self.chance > 0  # not so where only this client has its classes
+        ratio = np.square(self.distance[by_chance] / self.chance[by_chance])
+        if len(ratio) and ratio.mean() > 2:  # it is 1 on average where there is no shift
+            return True
+        spread = self.spread[by_chance & (self.chance < 0.25)]  # of few rows, it says little
+        # classes differ in spread, too: where clients have few of them, by about a tenth
+        return bool(len(spread) and spread.std() > 0.25 * spread.mean())
 
 
 def feature_shift(federation: Federation) -> FeatureShift | None:
@@ -95,7 +97,7 @@ def feature_shift(federation: Federation) -> FeatureShift | None:
     x = federation.x
     if not x.is_floating_point() and x.dtype != torch.uint8:
         return None
-    owner, rows = _by_owner(federation)
+    rows = _by_owner(federation)
     size = sizes(federation)
     start = np.cumsum(size) - size
     features = x.reshape(len(x), -1)
@@ -132,9 +134,9 @@ def feature_shift(federation: Federation) -> FeatureShift | None:
     return FeatureShift(np.sqrt(apart), np.sqrt(np.maximum(chance, 0)), spread)
 
 
-def _by_owner(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
-    """The owner and the number of every row that has an owner, client by client."""
+def _by_owner(federation: Federation) -> np.ndarray:
+    """The rows that have an owner, client by client."""
     tables = [federation.split(name) for name in SPLITS]
     owner = np.concatenate([np.repeat(np.arange(len(table)), table.sizes) for table in tables])
-    order = np.argsort(owner, kind="stable")
-    return owner[order], np.concatenate([table.indices for table in tables])[order]
+    rows: np.ndarray = np.concatenate([table.indices for table in tables])[np.argsort(owner, kind="stable")]
+    return rows

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from descant.division import Table
 from descant.errors import UsageError
 from descant.fields import Checked, hyper
-from descant.pool import Table
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,13 +13,16 @@ import torch
 
 from descant import fields
 from descant.data.datasets import DATASETS
+from descant.data.folder import Folder
 from descant.data.partitions import PARTITIONS, Partition
 from descant.data.partitions.flower import Flower, is_partitioner
 from descant.data.preprocess import Preprocess
 from descant.data.samples import Dataset, Samples
+from descant.data.schema import Schema
+from descant.division import Division
 from descant.errors import UsageError, unknown
 from descant.fields import Checked, hyper
-from descant.pool import Division, Federation, fingerprint_of
+from descant.pool import Federation, fingerprint_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +50,16 @@ class DataSpec(Checked):
     @classmethod
     def parse(cls, table: Mapping[str, Any], where: str = "data") -> DataSpec:
         """The spec that a flat table describes: these fields, and those of the dataset, of the partition
-        and of the preprocessing. From Python, the partition may be an object."""
-        dataset = _choose(DATASETS, table.get("dataset", "digits"), f"{where}.dataset")
+        and of the preprocessing. From Python, the dataset and the partition may be objects."""
+        dataset = _dataset(table.get("dataset", "digits"), table.get("schema"), where)
         usual = "natural" if dataset.natural else "iid"
         partition = _partition(table.get("partition", usual), where)
-        parts = (dataset, Preprocess, partition) if isinstance(partition, type) else (dataset, Preprocess)
+        parts = tuple(part for part in (dataset, Preprocess, partition) if isinstance(part, type))
 
         known = {kind: [field.name for field in fields.describe(kind)] for kind in (cls, *parts)}
         known[cls].remove("preprocess")  # whose fields stand here themselves
+        if isinstance(dataset, Folder):
+            known[Folder] = ["schema"]  # which is in the folder by now
         for key in table:
             if not any(key in names for names in known.values()):
                 raise unknown(f"{where} field", key, [name for names in known.values() for name in names])
@@ -60,10 +67,12 @@ class DataSpec(Checked):
         made = {kind: fields.parse(kind, own[kind], where) for kind in parts}
         if isinstance(partition, Flower) and "clients" in table:
             raise UsageError(f"{where}.clients is set by the partitioner: leave it out")
+        if "clients" not in table:
+            count = len(dataset.files()) if isinstance(dataset, Folder) else dataset.default_clients
+            own[cls]["clients"] = count
         chosen = {
-            "clients": dataset.default_clients,
             **own[cls],
-            "dataset": made[dataset],
+            "dataset": made[dataset] if isinstance(dataset, type) else dataset,
             "partition": made[partition] if isinstance(partition, type) else partition,
             "preprocess": made[Preprocess],
         }
@@ -71,13 +80,22 @@ class DataSpec(Checked):
 
     def dump(self) -> dict[str, Any]:
         """The flat table with every field written out; `parse` makes the same spec of it."""
-        parts = (self, self.dataset, self.partition, self.preprocess)
-        table: dict[str, Any] = {key: value for part in parts for key, value in fields.dump(part).items()}
+        dataset = (self.dataset.dump() if isinstance(self.dataset, Folder)
+                   else fields.dump(self.dataset) | {"dataset": self.dataset.name})
+        parts = (fields.dump(part) for part in (self, self.partition, self.preprocess))
+        table: dict[str, Any] = {key: value for part in (*parts, dataset) for key, value in part.items()}
         del table["name"], table["preprocess"]
-        return table | {"dataset": self.dataset.name, "partition": self.partition.name}
+        return table | {"partition": self.partition.name}
+
+    @property
+    def schema(self) -> Schema | None:
+        """What the files of the user's own data must hold."""
+        return self.dataset.schema if isinstance(self.dataset, Folder) else None
 
     def federation(self) -> Federation:
         samples = self.dataset.load(self.clients, self.seed)
+        if isinstance(self.dataset, Folder) and self.preprocess.impute == "none":
+            self.dataset.require_complete(samples)  # which knows file and line
         if self.partition_file is None:
             client = self.partition.deal(samples, self.clients, self.seed)
             division = self._divide(samples, client)
@@ -87,9 +105,10 @@ class DataSpec(Checked):
         seen = self.partition.transform(samples, client, self.clients, self.seed)
         source = None if seen is samples else fingerprint_of(samples.x, samples.y)
         federation = Federation.divided(seen.x, seen.y, division, samples.classes, self.preprocess, source)
-        known = self.partition.name in PARTITIONS  # not an object that only Python can pass
+        known = self.partition.name in PARTITIONS and (  # not an object that only Python can pass
+            isinstance(self.dataset, Folder) or self.dataset.name in DATASETS)
         return dataclasses.replace(federation, truth=self._truth(samples, division),
-                                   origin=self.dump() if known else None)
+                                   origin=anchored(self.dump(), Path.cwd()) if known else None)
 
     def _divide(self, samples: Samples, client: np.ndarray) -> Division:
         numbers, first = np.unique(client, return_index=True)
@@ -117,6 +136,39 @@ class DataSpec(Checked):
         train = division.train
         owner = torch.from_numpy(number[train.indices[train.offsets[:-1]]])
         return {name: rows[owner] for name, rows in samples.truth.items()} | samples.common
+
+
+def anchored(table: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """The table with its paths, where they are relative, taken as relative to a directory."""
+    paths = {key: str(directory / Path(table[key]).expanduser()) for key in ("dataset", "partition_file")
+             if isinstance(table.get(key), str | os.PathLike)}
+    if "dataset" in paths and not _is_folder(table["dataset"], directory):
+        del paths["dataset"]
+    return dict(table) | paths
+
+
+def _is_folder(value: Any, directory: Path) -> bool:
+    """Whether this names a folder of the user's rather than a dataset, which come first."""
+    if not isinstance(value, str | os.PathLike) or value in DATASETS:
+        return False
+    return "/" in os.fspath(value) or (directory / value).is_dir()
+
+
+def _dataset(value: Any, schema: Any, where: str) -> Dataset | type[Dataset]:
+    """A dataset's class by name, or one that is made."""
+    if _is_folder(value, Path()):
+        path = str(Path(value).expanduser().absolute())  # whatever the current directory is later
+        return Folder(path, schema if isinstance(schema, Schema | None) else Schema.parse(schema))
+    if schema is not None:
+        raise UsageError(f"[schema] describes files of your own, and {where}.dataset is no folder of them: "
+                         "leave [schema] out, or set dataset to the folder's path")
+    if isinstance(value, Dataset):
+        return value
+    try:
+        chosen: type[Dataset] = _choose(DATASETS, value, f"{where}.dataset")
+    except UsageError as error:
+        raise UsageError(f"{error}; a folder of your own is named by a path such as ./hospitals") from None
+    return chosen
 
 
 def _partition(value: Any, where: str) -> Partition | type[Partition]:

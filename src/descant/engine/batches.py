@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from descant import meter, random
+from descant.division import SplitName, Table
 from descant.errors import UsageError
 from descant.fields import Checked, hyper
-from descant.pool import Federation, SplitName, Table
+from descant.pool import Federation
 from descant.task import Batch, inputs
 from descant.tree import Tree, map_tree
 
@@ -213,6 +214,9 @@ def _padded(table: Table, clients: np.ndarray) -> np.ndarray:
     """
     sizes = table.sizes[clients]
     column = np.arange(max(1, int(sizes.max())))
-    offset = np.minimum(column[None, :], sizes[:, None] - 1)  # -1 where there is nothing
-    indices = np.append(table.indices, 0)  # an index for those who have nothing, should they be the last
-    return np.asarray(indices[table.offsets[clients][:, None] + np.maximum(offset, 0)])
+    if not len(table.indices):
+        return np.zeros((len(clients), 1), np.int64)
+    offset = np.maximum(np.minimum(column[None, :], sizes[:, None] - 1), 0)
+    # whoever has nothing gets somebody's row, with weight False
+    at = np.minimum(table.offsets[clients][:, None] + offset, len(table.indices) - 1)
+    return np.asarray(table.indices[at])

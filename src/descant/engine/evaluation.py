@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from descant.division import SplitName
 from descant.engine.backend import Backend
 from descant.engine.batches import BLOCK
 from descant.engine.rounds import Training
 from descant.engine.settings import Eval
 from descant.engine.work import Scores
-from descant.pool import Federation, SplitName
+from descant.pool import Federation
 from descant.random import stream
 from descant.task import Batch, Task, inputs
 from descant.tree import nbytes

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from descant.algorithm import Algorithm, Message
+from descant.division import SplitName
 from descant.engine.batches import LocalWork, Plan, View, plan_chunk
 from descant.errors import DescantError
 from descant.meter import metered
-from descant.pool import Federation, SplitName
+from descant.pool import Federation
 from descant.task import Task
 from descant.tree import Tree, concat, leaves, map_tree, stack, take
 

@@ -1,4 +1,4 @@
-"""An experiment: five sections of a TOML file, every field typed."""
+"""An experiment: the sections of a TOML file, every field typed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from descant import fields
 from descant.algorithm import Algorithm
 from descant.algorithms import ALGORITHMS, pFedMe
-from descant.data import DATASETS, PARTITIONS, DataSpec
+from descant.data import DATASETS, PARTITIONS, DataSpec, Schema
+from descant.data.spec import anchored
 from descant.engine.batches import LocalWork
 from descant.engine.settings import Eval, Train
 from descant.errors import UsageError, unknown
@@ -39,13 +40,13 @@ class Experiment:
     def parse(cls, tables: Mapping[str, Any]) -> Experiment:
         """The experiment that the sections of a TOML file describe."""
         for section, table in tables.items():
-            if section not in SECTIONS:
-                raise unknown("section", section, SECTIONS)
+            if section not in (*SECTIONS, "schema"):
+                raise unknown("section", section, (*SECTIONS, "schema"))
             if not isinstance(table, Mapping):
                 raise UsageError(f"[{section}] must be a section, not {table!r}")
-        part = {section: dict(tables.get(section, {})) for section in SECTIONS}
+        part = {section: dict(_joined(tables).get(section, {})) for section in SECTIONS}
         return cls(
-            DataSpec.parse(part["data"]),
+            DataSpec.parse(anchored(part["data"], Path.cwd())),
             ModelSpec.parse(part["model"]),
             parse_algorithm(part["algorithm"]),
             fields.parse(Train, part["train"], "train"),
@@ -56,6 +57,11 @@ class Experiment:
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Experiment:
         """The experiment of a file, with `section.field=value` overrides."""
         return cls.parse(override(read_toml(path), overrides))
+
+    @property
+    def schema(self) -> Schema | None:
+        """What the files of the user's own data must hold."""
+        return self.data.schema
 
     def dump(self) -> dict[str, Any]:
         """The sections with every field written out."""
@@ -90,25 +96,42 @@ def demo() -> Experiment:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """The sections of a file; the paths in it are relative to its own directory."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise UsageError(f"cannot read {path}: {reason}") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
+    data = tables.get("data")
+    return tables | {"data": anchored(data, path.parent)} if isinstance(data, Mapping) else tables
+
+
+def _joined(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections with [schema] as what it is short for, [data.schema]."""
+    rest = {name: table for name, table in tables.items() if name != "schema"}
+    data = tables.get("data", {})
+    if "schema" not in tables or not isinstance(data, Mapping):
+        return rest
+    if "schema" in data:
+        raise UsageError("[schema] and [data.schema] are the same: leave one of them out")
+    return rest | {"data": {**data, "schema": tables["schema"]}}
 
 
 def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     """The sections with `section.field=value` settings put in; values are written as in TOML, and
     what is not TOML is text. Another method, model, dataset or partition comes with its own defaults:
     the fields of the one it replaces are dropped."""
-    changed: dict[str, Any] = {name: dict(t) if isinstance(t, Mapping) else t for name, t in tables.items()}
+    changed: dict[str, Any] = {name: dict(t) if isinstance(t, Mapping) else t
+                               for name, t in _joined(tables).items()}
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in CHOICES):
         path, equals, text = setting.partition("=")
         keys = path.strip().split(".")
         if not equals or len(keys) < 2 or not all(keys):
             raise UsageError(f"--set {setting!r} must read section.field=value, such as algorithm.lam=30")
+        if keys[0] == "schema":
+            keys.insert(0, "data")
         place = changed
         for key in keys[:-1]:
             inner = place.get(key, {})
@@ -122,6 +145,8 @@ def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, An
         elif (old := CHOICES.get(path.strip(), {}).get(str(before))) is not None and value != before:
             for field in fields.describe(old):
                 place.pop(field.name, None)
+        elif path.strip() == "data.dataset" and str(value) in DATASETS:
+            place.pop("schema", None)  # of the folder that it replaces
         place[keys[-1]] = value
     return changed
 

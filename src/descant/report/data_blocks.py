@@ -1,0 +1,70 @@
+"""The classes of the clients as shaded blocks, for the terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from descant.data import heterogeneity
+from descant.pool import Federation
+from descant.report.data_columns import Columns
+from descant.units import times
+
+WIDTH, HEIGHT = 110, 25  # the most that is drawn, however wide the terminal and many the classes
+# from nothing to the most; the second where the terminal has no blocks
+SHADES, PLAIN_SHADES = " ·░▒▓█", " .:+*#"
+STEPS, PLAIN_STEPS = "▁▂▃▄▅▆▇█", "123456789"
+
+
+def draw_blocks(federation: Federation, width: int, plain: bool) -> list[str]:
+    """A column per client (or per few clients that are alike), a row per class, the sizes on top."""
+    counts = heterogeneity.class_counts(federation)
+    classes, labels = (np.zeros((federation.everyone, 0)), []) if counts is None else _merged(counts)
+    margin = 2 + max(len(label) for label in ("client", *labels))
+    room = max(min(width, WIDTH) - margin, 10)
+    columns = Columns.of(federation, counts, room, ordered=federation.everyone > room)
+    wide = max(1, min(3, room // len(columns)))
+
+    steps, shades = (PLAIN_STEPS, PLAIN_SHADES) if plain else (STEPS, SHADES)
+    size = columns.mean(heterogeneity.sizes(federation))
+    rows = {"client": [str(k) for k in range(len(columns))]} if wide == 3 else {}
+    rows["rows"] = [steps[k] for k in _levels(size, len(steps)) - 1]
+    share = columns.mean(classes)
+    for label, level in zip(labels, _levels(share, len(shades) - 1).T, strict=True):
+        rows[label] = [shades[k] for k in level]
+    lines = [f"{label:>{margin - 2}}  {''.join(_cell(sign, wide) for sign in row)}".rstrip()
+             for label, row in rows.items()]
+    if federation.unseen:
+        mark = round(columns.seen * wide)
+        lines.append(" " * (margin + mark) + "^" * (len(columns) * wide - mark) + " unseen")
+    return [*lines, _legend(federation, columns, size, share, counts is not None)]
+
+
+def _cell(sign: str, wide: int) -> str:
+    """A sign as wide as a column; wide columns have a gap between them, and room for a number."""
+    return f"{sign * 2 if len(sign) == 1 and not sign.isdecimal() else sign:<3}" if wide == 3 else sign * wide
+
+
+def _merged(counts: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """The clients' shares of the classes, neighbours put together where there are many."""
+    classes = counts.shape[1]
+    edges = np.arange(min(classes, HEIGHT) + 1) * classes // min(classes, HEIGHT)
+    labels = [f"{low}" if high - low == 1 else f"{low}-{high - 1}"
+              for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    return np.add.reduceat(heterogeneity.shares(counts), edges[:-1], axis=1), labels
+
+
+def _levels(values: np.ndarray, steps: int) -> np.ndarray:
+    """0 for nothing, else 1 to `steps`, in proportion."""
+    levels: np.ndarray = np.ceil(values / max(values.max(initial=0.0), 1e-12) * steps - 1e-9).astype(int)
+    return levels
+
+
+def _legend(federation: Federation, columns: Columns, size: np.ndarray, share: np.ndarray, by_class: bool
+            ) -> str:
+    who = "a column is a client"
+    if federation.everyone > len(columns):
+        order = "their most frequent class" if by_class else "size"
+        who = (f"a column is the mean of {federation.everyone / len(columns):.3g} clients, which are ordered by "
+               f"{order}")
+    scale = f"highest: {times(round(size.max()), 'row')}"
+    return f"{who}; {scale}" + (f"; darkest: {share.max():.0%} of the client's rows" if by_class else "")

@@ -1,0 +1,168 @@
+"""The picture of a federation: who has how many rows, of which classes, and whose features are shifted."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from descant.data import heterogeneity
+from descant.data.heterogeneity import FeatureShift
+from descant.division import SPLITS
+from descant.pool import Federation
+from descant.report.curve import BLUE, GREY, ORANGE
+from descant.report.data_columns import Columns
+from descant.report.data_table import heading
+from descant.units import times
+
+# Okabe and Ito's colours, told apart by people with any colour vision
+COLOURS = {"train": BLUE, "validation": "#56B4E9", "test": "#E69F00"}
+BUBBLES = 120  # the most clients that are drawn as bubbles; more become a heat map
+BUBBLE_CLASSES = 40  # likewise the most classes
+COLUMNS = 1000  # the most columns of a heat map
+NAMED = 30  # the most clients (or classes) whose names are written out
+LONGEST = 14  # letters of a client's name
+DPI = 130
+HEIGHTS = {"sizes": 1.5, "shift": 1.7}  # of the panels, in inches
+
+
+def draw_federation(federation: Federation) -> bytes:
+    """The picture as a PNG file."""
+    counts = heterogeneity.class_counts(federation)
+    shift = heterogeneity.feature_shift(federation)
+    many = federation.everyone > BUBBLES
+    heights = {"sizes": HEIGHTS["sizes"]}
+    if counts is not None:
+        heights["classes"] = float(np.clip(0.3 * counts.shape[1], 1.2, 4.5))
+    if shift is not None and shift.evident:
+        heights["shift"] = HEIGHTS["shift"]
+    width = 9 if federation.everyone <= NAMED else 11
+    figure = Figure(figsize=(width, sum(heights.values()) + 1.1), layout="constrained")
+    panels = figure.subplots(len(heights), 1, squeeze=False,
+                             gridspec_kw={"height_ratios": list(heights.values())})[:, 0]
+    axes = dict(zip(heights, panels, strict=True))
+    rows = times(int(heterogeneity.sizes(federation).sum()), "row")
+    figure.suptitle(f"{heading(federation)}: {times(federation.everyone, 'client')}, {rows}", fontsize=11,
+                    parse_math=False)
+
+    # many clients are ordered so that one sees something: by size where sizes are drawn, then by class
+    by_size = Columns.of(federation, None, COLUMNS, ordered=many)
+    columns = Columns.of(federation, counts, COLUMNS, ordered=many)
+    _draw_sizes(axes["sizes"], federation, by_size)
+    if counts is not None and (many or counts.shape[1] > BUBBLE_CLASSES):
+        _draw_heat(axes["classes"], counts, columns)
+    elif counts is not None:
+        _draw_bubbles(axes["classes"], counts, width, heights["classes"])
+    if shift is not None and shift.evident:
+        _draw_shift(axes["shift"], shift, columns)
+    for each in panels:
+        each.set_xlim(-0.6, len(columns) - 0.4)
+        each.tick_params(labelsize=8)
+        each.spines[["top", "right"]].set_visible(False)
+        if federation.unseen:
+            each.axvline(columns.seen - 0.5, color=GREY, linewidth=1, linestyle="--")
+    for each in panels[:-1]:
+        each.tick_params(labelbottom=False)
+    _name_clients(panels[-1], federation, columns, "their most frequent class" if counts is not None else "size")
+    if many and counts is not None:
+        axes["sizes"].set_xlabel("clients, ordered by size", fontsize=9)
+    return _png(figure)
+
+
+def _draw_sizes(axes: Any, federation: Federation, columns: Columns) -> None:
+    """Rows of each client, stacked by split."""
+    below = np.zeros(len(columns))
+    edges = np.arange(len(columns) + 1) - 0.5
+    if federation.unseen:
+        axes.axvspan(columns.seen - 0.5, edges[-1], color=GREY, alpha=0.15, linewidth=0, label="unseen")
+    for name in SPLITS:
+        size = columns.mean(federation.split(name).sizes)
+        if len(columns) > BUBBLES:  # a thousand bars are slow to draw, and their gaps flicker
+            axes.stairs(below + size, edges, baseline=below, fill=True, color=COLOURS[name], label=name)
+        else:
+            axes.bar(np.arange(len(columns)), size, bottom=below, width=0.8, color=COLOURS[name], label=name)
+        below = below + size
+    axes.set(ylabel="rows", ylim=(0, 1.05 * below.max()))
+    _legend(axes)
+
+
+def _draw_bubbles(axes: Any, counts: np.ndarray, width: float, height: float) -> None:
+    """A disc per client and class whose area is the number of rows."""
+    clients, classes = counts.shape
+    client, label = np.nonzero(counts)
+    rows = counts[client, label]
+    # the largest disc fills its cell, or somewhat more where cells are narrow: most others are smaller
+    diameter = 72 * min(2.2 * (width - 1) / clients, 0.95 * height / classes)
+    axes.scatter(client, label, s=rows / counts.max() * diameter**2, color=BLUE, alpha=0.8, linewidths=0)
+    axes.set(ylabel="class", ylim=(classes - 0.4, -0.6))
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    _tick_classes(axes, classes)
+    axes.set_title(f"area: rows of a class (largest: {counts.max():,})", fontsize=8, color=GREY, loc="right")
+
+
+def _draw_heat(axes: Any, counts: np.ndarray, columns: Columns) -> None:
+    """The share of each class among a client's rows, as darkness."""
+    share = columns.mean(heterogeneity.shares(counts))
+    image = axes.imshow(share.T, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    axes.set_ylabel("class")
+    _tick_classes(axes, counts.shape[1])
+    bar = axes.figure.colorbar(image, ax=axes, fraction=0.03, pad=0.01)
+    bar.set_label("share of the client's rows", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+
+
+def _draw_shift(axes: Any, shift: FeatureShift, columns: Columns) -> None:
+    """How far the clients' features are off, and how widely they spread."""
+    place, mark = np.arange(len(columns)), 5 if len(columns) <= BUBBLES else 2
+    axes.plot(place, columns.mean(shift.distance), "o", color=BLUE, markersize=mark,
+              label="distance of the mean from the pool's")
+    axes.plot(place, columns.mean(shift.chance), "_", color=GREY, markersize=mark, label="expected by chance")
+    axes.plot(place, columns.mean(shift.spread), "x", color=ORANGE, markersize=mark,
+              label="standard deviation within the client")
+    axes.set_ylabel("features, in the\npool's std")
+    axes.set_ylim(bottom=0)
+    _legend(axes)
+
+
+def _legend(axes: Any) -> None:
+    """Above the panel, where nothing is drawn."""
+    axes.legend(fontsize=8, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False,
+                borderaxespad=0.1)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def _tick_classes(axes: Any, classes: int) -> None:
+    step = -(-classes // NAMED)
+    axes.set_yticks(np.arange(0, classes, step))
+
+
+def _name_clients(axes: Any, federation: Federation, columns: Columns, order: str) -> None:
+    clients = federation.everyone
+    if clients > BUBBLES:
+        merged = "" if clients == len(columns) else f"; a column is the mean of {clients / len(columns):.3g}"
+        axes.set_xlabel(f"clients, ordered by {order}{merged}", fontsize=9)
+        if merged:
+            axes.set_xticks([])
+        return
+    axes.set_xlabel("client", fontsize=9)
+    if clients > NAMED:
+        axes.set_xticks(np.arange(0, clients, 10))
+        return
+    names = [name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}…" for name in federation.names]
+    slanted = max(map(len, names)) > 90 / clients
+    axes.set_xticks(np.arange(clients), names, rotation=30 if slanted else 0,
+                    ha="right" if slanted else "center", parse_math=False)
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        # a client's name may have letters that the font lacks: a box in their place is no failure
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()

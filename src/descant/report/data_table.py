@@ -1,0 +1,80 @@
+"""What a federation is, as a table for the terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from descant.data import heterogeneity
+from descant.division import SPLITS
+from descant.pool import Federation
+from descant.report.data_blocks import draw_blocks
+
+
+def show_federation(console: Console, federation: Federation) -> None:
+    """Print sizes, splits and heterogeneity, what was left out, and who has which classes."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(min_width=18, no_wrap=True)
+    grid.add_column()
+    for name, value in facts(federation).items():
+        grid.add_row(name, value)
+    console.print(grid)
+    for note in federation.notes:
+        console.print(f"note: {note}", soft_wrap=True)
+    console.print()
+    plain = not console.encoding.lower().startswith("utf")
+    for line in draw_blocks(federation, console.width, plain):
+        console.print(line, soft_wrap=True)
+
+
+def facts(federation: Federation) -> dict[str, str]:
+    """The figures by name."""
+    sizes = heterogeneity.sizes(federation)
+    counts = heterogeneity.class_counts(federation)
+    shape = " x ".join(map(str, federation.x.shape[1:])) or "1"
+    found = {
+        "data": heading(federation),
+        "clients": _clients(federation),
+        "rows": f"{sizes.sum():,}, each {shape} ({str(federation.x.dtype).removeprefix('torch.')})",
+        "rows of a client": f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.6g}",
+        "splits": ", ".join(f"{name} {federation.split(name).sizes.sum():,}" for name in SPLITS),
+        "size Gini": f"{heterogeneity.gini(sizes):.3f} (0: all equal)",
+    }
+    if counts is None:
+        found["classes"] = "none: targets are numbers"
+    else:
+        distances = heterogeneity.label_distances(counts)
+        found |= {
+            "classes": f"{counts.shape[1]}; a client has {_range((counts > 0).sum(1))}",
+            "effective classes": f"{heterogeneity.effective_classes(counts).mean():.2f} of a client on average "
+                                 f"(of the pool: {heterogeneity.effective_classes(counts.sum(0)[None])[0]:.2f})",
+            "label distance": f"{distances.mean():.3f} on average, {distances.max():.3f} at most "
+                              "(total variation from the pool; 0: alike)",
+        }
+    shift = heterogeneity.feature_shift(federation)
+    if shift is not None:
+        found["feature shift"] = (f"{shift.distance.mean():.3f} standard deviations on average "
+                                  f"(by chance: {shift.chance.mean():.3f})")
+        spread = shift.spread[~np.isnan(shift.spread)]
+        if len(spread):
+            found["feature spread"] = (f"{spread.min():.2f} to {spread.max():.2f} standard deviations within "
+                                       "a client")
+    return found
+
+
+def heading(federation: Federation) -> str:
+    """What the federation was made of, as far as it is known."""
+    if federation.origin is None:
+        return "arrays"
+    return f"{federation.origin['dataset']}, partition {federation.origin['partition']}"
+
+
+def _clients(federation: Federation) -> str:
+    unseen = f", and {federation.unseen:,} unseen (never train)" if federation.unseen else ""
+    return f"{federation.population:,}{unseen}"
+
+
+def _range(numbers: np.ndarray) -> str:
+    low, high = int(numbers.min()), int(numbers.max())
+    return f"{low}" if low == high else f"{low} to {high}"
