@@ -267,6 +267,7 @@ def show_data(
     with _failures_told("stopped"):
         if out is not None and (out.suffix.lower() != ".png" or not out.parent.is_dir()):
             raise UsageError(f"--out {out}: name a file that ends in .png, in a directory that exists")
+        from descant.data.heterogeneity import measure
         from descant.experiment import config
         from descant.report.data_picture import draw_federation
         from descant.report.data_table import show_federation
@@ -278,8 +279,9 @@ def show_data(
         if file is None:
             console.print("no FILE given: this is the demo experiment", soft_wrap=True)
         federation = experiment.data.federation()
-        show_federation(console, federation)
-        place = _keep(draw_federation(federation), out, Path() if file is None else file.parent)
+        measured = measure(federation)
+        show_federation(console, federation, measured)
+        place = _keep(draw_federation(federation, measured), out, Path() if file is None else file.parent)
         console.print(f"picture: {place}", soft_wrap=True)
 
 

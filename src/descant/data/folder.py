@@ -87,8 +87,7 @@ class Folder(Dataset):
         remedy = 'set impute = "client" or "constants" in [data], or leave the row out'
         if self.schema is None or path.suffix.lower() not in tables.TABLES:
             raise UsageError(f"{path}: x[{', '.join(map(str, (row, *place)))}] is missing (NaN): {remedy}")
-        [column] = [column.name for column in self.schema.columns
-                    if self.schema.features[place[0]] in column.features]
+        column = [column.name for column in self.schema.columns for _ in column.features][place[0]]
         raise UsageError(f"{tables.place_of_row(path, row)}, column {column!r}: the value is missing: "
                          f"{remedy}")
 

@@ -134,6 +134,19 @@ def feature_shift(federation: Federation) -> FeatureShift | None:
     return FeatureShift(np.sqrt(apart), np.sqrt(np.maximum(chance, 0)), spread)
 
 
+class Measured(NamedTuple):
+    """What the figures and pictures of a federation are made of."""
+
+    sizes: np.ndarray  # [clients]
+    counts: np.ndarray | None  # [clients, classes]
+    shift: FeatureShift | None
+
+
+def measure(federation: Federation) -> Measured:
+    """All of it, once: the features take a pass over the data."""
+    return Measured(sizes(federation), class_counts(federation), feature_shift(federation))
+
+
 def _by_owner(federation: Federation) -> np.ndarray:
     """The rows that have an owner, client by client."""
     tables = [federation.split(name) for name in SPLITS]

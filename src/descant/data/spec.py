@@ -139,9 +139,9 @@ class DataSpec(Checked):
 
 
 def anchored(table: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The table with its paths, where they are relative, taken as relative to a directory."""
-    paths = {key: str(directory / Path(table[key]).expanduser()) for key in ("dataset", "partition_file")
-             if isinstance(table.get(key), str | os.PathLike)}
+    """The table with its paths made absolute; where they are relative, they are so to a directory."""
+    paths = {key: str((directory / Path(table[key]).expanduser()).resolve())
+             for key in ("dataset", "partition_file") if isinstance(table.get(key), str | os.PathLike)}
     if "dataset" in paths and not _is_folder(table["dataset"], directory):
         del paths["dataset"]
     return dict(table) | paths
@@ -157,17 +157,16 @@ def _is_folder(value: Any, directory: Path) -> bool:
 def _dataset(value: Any, schema: Any, where: str) -> Dataset | type[Dataset]:
     """A dataset's class by name, or one that is made."""
     if _is_folder(value, Path()):
-        path = str(Path(value).expanduser().absolute())  # whatever the current directory is later
+        path = str(Path(value).expanduser().resolve())  # whatever the current directory is later
         return Folder(path, schema if isinstance(schema, Schema | None) else Schema.parse(schema))
+    try:
+        chosen: Dataset | type[Dataset] = (
+            value if isinstance(value, Dataset) else _choose(DATASETS, value, f"{where}.dataset"))
+    except UsageError as error:
+        raise UsageError(f"{error}; a folder of your own is named by a path such as ./hospitals") from None
     if schema is not None:
         raise UsageError(f"[schema] describes files of your own, and {where}.dataset is no folder of them: "
                          "leave [schema] out, or set dataset to the folder's path")
-    if isinstance(value, Dataset):
-        return value
-    try:
-        chosen: type[Dataset] = _choose(DATASETS, value, f"{where}.dataset")
-    except UsageError as error:
-        raise UsageError(f"{error}; a folder of your own is named by a path such as ./hospitals") from None
     return chosen
 
 

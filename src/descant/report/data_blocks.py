@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
-from descant.data import heterogeneity
+from descant.data.heterogeneity import Measured, shares
 from descant.pool import Federation
-from descant.report.data_columns import Columns
+from descant.report.data_columns import Columns, by_class
 from descant.units import times
 
 WIDTH, HEIGHT = 110, 25  # the most that is drawn, however wide the terminal and many the classes
@@ -15,19 +17,20 @@ SHADES, PLAIN_SHADES = " ·░▒▓█", " .:+*#"
 STEPS, PLAIN_STEPS = "▁▂▃▄▅▆▇█", "123456789"
 
 
-def draw_blocks(federation: Federation, width: int, plain: bool) -> list[str]:
+def draw_blocks(federation: Federation, measured: Measured, width: int, plain: bool) -> list[str]:
     """A column per client (or per few clients that are alike), a row per class, the sizes on top."""
-    counts = heterogeneity.class_counts(federation)
+    counts = measured.counts
     classes, labels = (np.zeros((federation.everyone, 0)), []) if counts is None else _merged(counts)
     margin = 2 + max(len(label) for label in ("client", *labels))
     room = max(min(width, WIDTH) - margin, 10)
-    columns = Columns.of(federation, counts, room, ordered=federation.everyone > room)
+    keys = (-measured.sizes,) if counts is None else by_class(counts)
+    columns = Columns.of(federation, room, keys if federation.everyone > room else ())
     wide = max(1, min(3, room // len(columns)))
 
     steps, shades = (PLAIN_STEPS, PLAIN_SHADES) if plain else (STEPS, SHADES)
-    size = columns.mean(heterogeneity.sizes(federation))
     rows = {"client": [str(k) for k in range(len(columns))]} if wide == 3 else {}
-    rows["rows"] = [steps[k] for k in _levels(size, len(steps)) - 1]
+    height = columns.mean(measured.sizes)
+    rows["rows"] = [steps[k] for k in _levels(height, len(steps)) - 1]
     share = columns.mean(classes)
     for label, level in zip(labels, _levels(share, len(shades) - 1).T, strict=True):
         rows[label] = [shades[k] for k in level]
@@ -36,7 +39,7 @@ def draw_blocks(federation: Federation, width: int, plain: bool) -> list[str]:
     if federation.unseen:
         mark = round(columns.seen * wide)
         lines.append(" " * (margin + mark) + "^" * (len(columns) * wide - mark) + " unseen")
-    return [*lines, _legend(federation, columns, size, share, counts is not None)]
+    return [*lines, _legend(columns, height, share)]
 
 
 def _cell(sign: str, wide: int) -> str:
@@ -49,8 +52,8 @@ def _merged(counts: np.ndarray) -> tuple[np.ndarray, list[str]]:
     classes = counts.shape[1]
     edges = np.arange(min(classes, HEIGHT) + 1) * classes // min(classes, HEIGHT)
     labels = [f"{low}" if high - low == 1 else f"{low}-{high - 1}"
-              for low, high in zip(edges[:-1], edges[1:], strict=True)]
-    return np.add.reduceat(heterogeneity.shares(counts), edges[:-1], axis=1), labels
+              for low, high in itertools.pairwise(edges)]
+    return np.add.reduceat(shares(counts), edges[:-1], axis=1), labels
 
 
 def _levels(values: np.ndarray, steps: int) -> np.ndarray:
@@ -59,12 +62,11 @@ def _levels(values: np.ndarray, steps: int) -> np.ndarray:
     return levels
 
 
-def _legend(federation: Federation, columns: Columns, size: np.ndarray, share: np.ndarray, by_class: bool
-            ) -> str:
+def _legend(columns: Columns, height: np.ndarray, share: np.ndarray) -> str:
+    has_classes = share.shape[1] > 0
     who = "a column is a client"
-    if federation.everyone > len(columns):
-        order = "their most frequent class" if by_class else "size"
-        who = (f"a column is the mean of {federation.everyone / len(columns):.3g} clients, which are ordered by "
-               f"{order}")
-    scale = f"highest: {times(round(size.max()), 'row')}"
-    return f"{who}; {scale}" + (f"; darkest: {share.max():.0%} of the client's rows" if by_class else "")
+    if columns.merged is not None:
+        order = "their most frequent class" if has_classes else "size"
+        who = f"a column is the mean of {columns.merged:.3g} clients, which are ordered by {order}"
+    scale = f"highest: {times(round(height.max()), 'row')}"
+    return f"{who}; {scale}" + (f"; darkest: {share.max():.0%} of the client's rows" if has_classes else "")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from descant.data.heterogeneity import shares, sizes
+from descant.data.heterogeneity import shares
 from descant.pool import Federation
 
 
@@ -19,24 +19,31 @@ class Columns:
     seen: float  # columns of the clients that train; those of the unseen ones follow
 
     @classmethod
-    def of(cls, federation: Federation, counts: np.ndarray | None, most: int, ordered: bool) -> Columns:
-        """At most `most` columns; `ordered` puts like clients together, by their most frequent class (by
-        size where there are no classes), and must be set where several are to share a column."""
+    def of(cls, federation: Federation, most: int, by: tuple[np.ndarray, ...] = ()) -> Columns:
+        """At most `most` columns. Clients are ordered by the keys `by` [clients], the last one first: like
+        clients should share a column. Without a key they stay as they are."""
         clients = federation.everyone
-        order, columns = np.arange(clients), min(clients, most)
-        if ordered and counts is not None:
-            share = shares(counts)
-            order = np.lexsort((-share.max(1), share.argmax(1), order >= federation.population))
-        elif ordered:
-            order = np.lexsort((-sizes(federation), order >= federation.population))
+        columns = min(clients, most)
+        order = np.lexsort((*by, np.arange(clients) >= federation.population))  # which is stable
         edges = np.arange(columns + 1) * clients // columns
         return cls(order, edges, federation.population * columns / clients)
 
     def __len__(self) -> int:
         return len(self.edges) - 1
 
+    @property
+    def merged(self) -> float | None:
+        """How many clients share a column, if any do."""
+        return None if len(self) == len(self.order) else len(self.order) / len(self)
+
     def mean(self, values: np.ndarray) -> np.ndarray:
         """`values` [clients, ...] averaged over the clients of each column."""
         totals = np.add.reduceat(values[self.order].astype(float), self.edges[:-1])
         result: np.ndarray = totals / np.diff(self.edges).reshape(-1, *[1] * (values.ndim - 1))
         return result
+
+
+def by_class(counts: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Keys that put clients with the same most frequent class together, those with most of it first."""
+    share = shares(counts)
+    return -share.max(1), share.argmax(1)

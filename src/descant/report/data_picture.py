@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from descant.data import heterogeneity
-from descant.data.heterogeneity import FeatureShift
+from descant.data.heterogeneity import FeatureShift, Measured, shares
 from descant.division import SPLITS
 from descant.pool import Federation
 from descant.report.curve import BLUE, GREY, ORANGE
-from descant.report.data_columns import Columns
+from descant.report.data_columns import Columns, by_class
 from descant.report.data_table import heading
 from descant.units import times
 
@@ -26,49 +25,44 @@ COLUMNS = 1000  # the most columns of a heat map
 NAMED = 30  # the most clients (or classes) whose names are written out
 LONGEST = 14  # letters of a client's name
 DPI = 130
-HEIGHTS = {"sizes": 1.5, "shift": 1.7}  # of the panels, in inches
+MANY_TICKS = 10  # every how many clients there is a tick, where they are not named
 
 
-def draw_federation(federation: Federation) -> bytes:
+def draw_federation(federation: Federation, measured: Measured) -> bytes:
     """The picture as a PNG file."""
-    counts = heterogeneity.class_counts(federation)
-    shift = heterogeneity.feature_shift(federation)
-    many = federation.everyone > BUBBLES
-    heights = {"sizes": HEIGHTS["sizes"]}
+    size, counts, shift = measured
+    # the panels: how high they are (in inches), and what many clients are ordered by in each
+    panels: dict[str, tuple[float, tuple[np.ndarray, ...]]] = {"size": (1.5, (-size,))}
     if counts is not None:
-        heights["classes"] = float(np.clip(0.3 * counts.shape[1], 1.2, 4.5))
+        height = float(np.clip(0.3 * counts.shape[1], 1.2, 4.5))
+        panels["most frequent class"] = height, by_class(counts)
     if shift is not None and shift.evident:
-        heights["shift"] = HEIGHTS["shift"]
+        panels["distance"] = 1.7, (-shift.distance,)
+    heights = [height for height, _ in panels.values()]
+    many = federation.everyone > BUBBLES
     width = 9 if federation.everyone <= NAMED else 11
-    figure = Figure(figsize=(width, sum(heights.values()) + 1.1), layout="constrained")
-    panels = figure.subplots(len(heights), 1, squeeze=False,
-                             gridspec_kw={"height_ratios": list(heights.values())})[:, 0]
-    axes = dict(zip(heights, panels, strict=True))
-    rows = times(int(heterogeneity.sizes(federation).sum()), "row")
-    figure.suptitle(f"{heading(federation)}: {times(federation.everyone, 'client')}, {rows}", fontsize=11,
-                    parse_math=False)
 
-    # many clients are ordered so that one sees something: by size where sizes are drawn, then by class
-    by_size = Columns.of(federation, None, COLUMNS, ordered=many)
-    columns = Columns.of(federation, counts, COLUMNS, ordered=many)
-    _draw_sizes(axes["sizes"], federation, by_size)
-    if counts is not None and (many or counts.shape[1] > BUBBLE_CLASSES):
-        _draw_heat(axes["classes"], counts, columns)
-    elif counts is not None:
-        _draw_bubbles(axes["classes"], counts, width, heights["classes"])
-    if shift is not None and shift.evident:
-        _draw_shift(axes["shift"], shift, columns)
-    for each in panels:
-        each.set_xlim(-0.6, len(columns) - 0.4)
-        each.tick_params(labelsize=8)
-        each.spines[["top", "right"]].set_visible(False)
-        if federation.unseen:
-            each.axvline(columns.seen - 0.5, color=GREY, linewidth=1, linestyle="--")
-    for each in panels[:-1]:
-        each.tick_params(labelbottom=False)
-    _name_clients(panels[-1], federation, columns, "their most frequent class" if counts is not None else "size")
-    if many and counts is not None:
-        axes["sizes"].set_xlabel("clients, ordered by size", fontsize=9)
+    figure = Figure(figsize=(width, sum(heights) + 1.1), layout="constrained")
+    figure.suptitle(f"{heading(federation)}: {times(federation.everyone, 'client')}, "
+                    f"{times(int(size.sum()), 'row')}", fontsize=11, parse_math=False)
+    every = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    for axes, (order, (height, keys)) in zip(every, panels.items(), strict=True):
+        columns = Columns.of(federation, COLUMNS, keys if many else ())
+        if order == "size":
+            _draw_sizes(axes, federation, columns)
+        elif order == "distance":
+            assert shift is not None
+            _draw_shift(axes, shift, columns)
+        elif counts is not None and (many or counts.shape[1] > BUBBLE_CLASSES):
+            _draw_heat(axes, counts, columns)
+        elif counts is not None:
+            _draw_bubbles(axes, counts, width, height)
+        _finish(axes, federation, columns)
+        if many:
+            merged = "" if columns.merged is None else f"; a column is the mean of {columns.merged:.3g}"
+            axes.set_xlabel(f"clients, ordered by {order}{merged}", fontsize=9)
+    if not many:
+        _name_clients(every[-1], federation)
     return _png(figure)
 
 
@@ -106,7 +100,7 @@ def _draw_bubbles(axes: Any, counts: np.ndarray, width: float, height: float) ->
 
 def _draw_heat(axes: Any, counts: np.ndarray, columns: Columns) -> None:
     """The share of each class among a client's rows, as darkness."""
-    share = columns.mean(heterogeneity.shares(counts))
+    share = columns.mean(shares(counts))
     image = axes.imshow(share.T, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     axes.set_ylabel("class")
     _tick_classes(axes, counts.shape[1])
@@ -141,21 +135,30 @@ def _tick_classes(axes: Any, classes: int) -> None:
     axes.set_yticks(np.arange(0, classes, step))
 
 
-def _name_clients(axes: Any, federation: Federation, columns: Columns, order: str) -> None:
-    clients = federation.everyone
-    if clients > BUBBLES:
-        merged = "" if clients == len(columns) else f"; a column is the mean of {clients / len(columns):.3g}"
-        axes.set_xlabel(f"clients, ordered by {order}{merged}", fontsize=9)
-        if merged:
-            axes.set_xticks([])
-        return
+def _finish(axes: Any, federation: Federation, columns: Columns) -> None:
+    """What is the same in all panels."""
+    axes.set_xlim(-0.6, len(columns) - 0.4)
+    if columns.merged is not None:
+        axes.set_xticks([])
+    elif len(columns) <= BUBBLES:
+        axes.set_xticks(np.arange(0, len(columns), 1 if len(columns) <= NAMED else MANY_TICKS))
+        axes.tick_params(labelbottom=False)
+    axes.tick_params(labelsize=8)
+    axes.yaxis.label.set_size(9)
+    axes.spines[["top", "right"]].set_visible(False)
+    if federation.unseen:
+        axes.axvline(columns.seen - 0.5, color=GREY, linewidth=1, linestyle="--")
+
+
+def _name_clients(axes: Any, federation: Federation) -> None:
+    """Below the last panel: the clients' names, or some of their numbers."""
     axes.set_xlabel("client", fontsize=9)
-    if clients > NAMED:
-        axes.set_xticks(np.arange(0, clients, 10))
+    axes.tick_params(labelbottom=True)
+    if federation.everyone > NAMED:
         return
     names = [name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}…" for name in federation.names]
-    slanted = max(map(len, names)) > 90 / clients
-    axes.set_xticks(np.arange(clients), names, rotation=30 if slanted else 0,
+    slanted = max(map(len, names)) > 90 / len(names)
+    axes.set_xticks(np.arange(len(names)), names, rotation=45 if slanted else 0,
                     ha="right" if slanted else "center", parse_math=False)
 
 
