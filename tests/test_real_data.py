@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import descant
 from descant.data import DATASETS
 from descant.data.cache import data_dir
 from descant.data.samples import Samples
@@ -155,3 +156,20 @@ def test_shakespeare() -> None:
     counts = samples.x[samples.x > 0].bincount(minlength=len(VOCABULARY))
     letters = {VOCABULARY[int(k)] for k in counts.argsort(descending=True)[:2]}
     assert letters == {" ", "e"}
+
+
+def test_a_federation_of_har_leaks_no_half_window() -> None:
+    """Windows overlap by half: no client's test windows share a half with its other windows."""
+    real("har")
+    federation = descant.federation("har")
+    assert federation.population == 30
+    x = federation.x.numpy()
+
+    def halves(rows: np.ndarray) -> set[bytes]:
+        return {half.tobytes() for row in x[rows] for half in (row[:, :64], row[:, 64:])}
+
+    for client in range(30):
+        tested = halves(federation.test[client])
+        assert tested
+        for other in (federation.train, federation.validation):
+            assert not tested & halves(other[client])
