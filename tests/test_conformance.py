@@ -155,12 +155,13 @@ def test_a_cohort_of_one(method: str) -> None:
 def test_float32_agrees_after_one_local_step(method: str, model: str) -> None:
     settings = {"dtype": "float32", "local": {"steps": 1}}
     results = []
-    for backend in ("loop", "vectorised"):
+    for backend in ("loop", "vectorised", "processes"):
         with engine(VARIANTS[method], FEDERATION, MODELS[model](), backend=backend, **settings) as e:
             results.append(result(e, 1))
             dtypes = {t.dtype for _, t in tree.leaves((e.server, e.states())) if t.is_floating_point()}
             assert dtypes == {torch.float32}
     agree(results[0], results[1], 1e-5)
+    agree(results[0], results[2], 1e-5)
 
 
 @every_method
