@@ -23,9 +23,8 @@ class Recurrence(nn.LSTM):
     Inputs are projected for all steps in one product; a step is then one product for all four gates. It
     computes what `nn.LSTM` does (on [B, T, inputs], from a zero state), and its parameters can be
     exchanged with one. `nn.LSTM` itself has no rule for vmap: torch warns, and takes one client after
-    the other in the forward pass. Measured on one thread for gradients of 10 clients (2 x 50 units, batch
-    20, 25 steps), this takes 0.61 of its time under vmap (0.52 for 40 clients, 0.70 at 80 steps, 0.64 at
-    batch 100), and 0.83 in a loop over clients. Under vmap, a client takes a third of the loop's time.
+    the other in the forward pass. Under vmap this is the faster of the two: `benchmarks/lstm.py` measures
+    by how much.
     """
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
