@@ -100,7 +100,8 @@ def gathering() -> dict[str, float]:
         for number in range(ROUNDS):
             plan, tensors = plan_chunk(
                 federation, _RNG.choice(100, COHORT, replace=False), seed=0, purpose="local", number=number,
-                batch=BATCH, work=LocalWork(steps=STEPS), dtype=task.dtype, draws=task.draws, splits=())
+                batch=BATCH, work=LocalWork(steps=STEPS), per_step=1, dtype=task.dtype, draws=task.draws,
+                splits=())
             times = [time.perf_counter()]
             for step, start in ((read, torch.zeros(())), (train, task.init())):
                 def one(own: ClientTensors, step: Any = step, start: Any = start, plan: Plan = plan) -> Any:

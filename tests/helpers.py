@@ -114,6 +114,11 @@ class Engine(NamedTuple):
     def server(self) -> Tree:
         return self.training.server
 
+    @property
+    def model(self) -> Any:
+        """The method's global model."""
+        return self.training.work.algorithm.global_model(self.server)
+
     def states(self) -> Tree:
         """The states of the whole population, with a leading axis."""
         return self.training.store.read(self.everyone)

@@ -72,7 +72,7 @@ def test_fedavg_with_several_local_steps(weights: Any) -> None:
     expected = balance(WEIGHTS[weights], m)
     with engine(FedAvg(SGD(lr=lr), weights=weights), FEDERATION, "quadratic", **settings(steps)) as e:
         e.play(60)
-        close(e.server.theta, expected, 1e-10)
+        close(e.model.theta, expected, 1e-10)
         close(e.personal().theta, expected.expand(5, 4), 1e-10)  # without fine-tuning all predict with w
     # that is not the minimiser of the average loss: local steps are not free
     assert (expected - balance(WEIGHTS[weights], H)).norm() > 0.05
@@ -86,7 +86,7 @@ def test_fedavg_with_fine_tuning() -> None:
     expected = A + torch.einsum("ijk,ik->ij", power(I - lr * H, tune), w - A)
     with engine(FedAvg(SGD(lr=lr), finetune=tune), FEDERATION, "quadratic", **settings(3)) as e:
         e.play(60)
-        close(e.server.theta, w, 1e-10)
+        close(e.model.theta, w, 1e-10)
         close(e.personal().theta, expected, 1e-10)
 
 
@@ -104,7 +104,7 @@ def test_fedprox(weights: Any, solver: Any) -> None:
     algorithm = FedProx(mu=mu, solver=solver, weights=weights)
     with engine(algorithm, FEDERATION, "quadratic", **settings(steps)) as e:
         e.play(60)
-        close(e.server.theta, expected, 1e-6)
+        close(e.model.theta, expected, 1e-6)
     assert (expected - balance(WEIGHTS[weights], I - power(I - 0.5 * H, steps))).norm() > 1e-3  # not FedAvg's
 
 
@@ -119,7 +119,7 @@ def test_ditto(weights: Any, solver: Any) -> None:
     expected = torch.linalg.solve(H + lam * I, right)
     with engine(Ditto(lam=lam, solver=solver, weights=weights), FEDERATION, "quadratic", **settings(2)) as e:
         e.play(70)
-        close(e.server.theta, w, 1e-10)
+        close(e.model.theta, w, 1e-10)
         close(e.personal().theta, expected, 1e-10)
 
 
@@ -146,10 +146,10 @@ def test_one_round_of_pfedme_is_a_gradient_step_on_the_moreau_envelopes(weights:
 
     algorithm = pFedMe(eta=eta, weights=weights, start=start, **EXACT)
     with engine(algorithm, FEDERATION, "quadratic", **settings(1)) as e:
-        e.training.server = Model(w0, e.server.stats)
+        e.training.server = e.server._replace(mean=Model(w0, e.model.stats))
         e.play()
-        close(e.server.theta, w0 - eta * finite_differences(envelope, w0, 1e-4), 1e-9)
-        close(e.server.theta, w0 - eta * LAM * torch.einsum("i,ijk,ik->j", p, ENVELOPE, w0 - A), 1e-11)
+        close(e.model.theta, w0 - eta * finite_differences(envelope, w0, 1e-4), 1e-9)
+        close(e.model.theta, w0 - eta * LAM * torch.einsum("i,ijk,ik->j", p, ENVELOPE, w0 - A), 1e-11)
 
 
 @both_weights
@@ -161,7 +161,7 @@ def test_pfedme_minimises_the_average_of_the_envelopes(weights: Any) -> None:
     algorithm = pFedMe(eta=1 / LAM, beta=2.0, weights=weights, **EXACT)
     with engine(algorithm, FEDERATION, "quadratic", **settings(1)) as e:
         e.play(50)
-        close(e.server.theta, w, 1e-6)
+        close(e.model.theta, w, 1e-6)
         close(e.personal().theta, theta, 1e-6)
 
 
@@ -172,7 +172,7 @@ def test_pfedme_with_several_local_rounds() -> None:
     algorithm = pFedMe(eta=1 / LAM, start="w", **EXACT)
     with engine(algorithm, FEDERATION, "quadratic", **settings(4)) as e:
         e.play(28)
-        close(e.server.theta, balance(WEIGHTS["samples"], m), 1e-6)
+        close(e.model.theta, balance(WEIGHTS["samples"], m), 1e-6)
     assert (balance(WEIGHTS["samples"], m) - balance(WEIGHTS["samples"], ENVELOPE)).norm() > 1e-2
 
 
@@ -184,7 +184,7 @@ def test_scaffold_reaches_the_optimum_that_fedavg_misses(option: Any) -> None:
     torch.testing.assert_close(optimum, balance(WEIGHTS["uniform"], H))
     with engine(FedAvg(SGD(lr=0.5), weights="uniform"), FEDERATION, "quadratic", **settings(5)) as e:
         e.play(30)
-        assert (e.server.theta - optimum).norm() > 0.05
+        assert (e.model.theta - optimum).norm() > 0.05
     with engine(SCAFFOLD(eta_l=0.2, option=option), FEDERATION, "quadratic", **settings(5)) as e:
         e.play(70)
         close(e.server.x.theta, optimum, 1e-7)
@@ -248,10 +248,10 @@ def test_scaffold_s_server_step() -> None:
 
 def after(algorithm: Algorithm, federation: Federation, rounds: int, model: Any = "mclr", **train: Any
           ) -> tuple[Any, Any, Any]:
-    """Server, client states and personal models after some rounds (everyone takes part in the last)."""
+    """Global model, client states and personal models after some rounds (everyone takes part in the last)."""
     with engine(algorithm, federation, model, **train) as e:
         e.play(rounds)
-        return e.server, e.states(), e.personal()
+        return e.model, e.states(), e.personal()
 
 
 @pytest.mark.parametrize("solver", [SGD(lr=0.1), SGD(lr=0.1, momentum=0.8, weight_decay=0.1), Adam(lr=0.05)])
@@ -271,7 +271,7 @@ def test_ditto_without_pull_is_localtrain_beside_fedavg(solver: Any) -> None:
         for each in (e, alone, average):
             each.play(5)
         assert_same(e.states(), alone.states())
-        assert_same(e.server, average.server)
+        assert_same(e.model, average.model)
         assert alone.training.store.took_part(alone.everyone).sum() > 3
 
 
@@ -280,14 +280,14 @@ def test_fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss() -> N
     federation = ragged()
     rows = federation.train.indices
     with engine(FedAvg(SGD(lr=0.4)), federation, **settings(1)) as e:
-        w = e.server.theta.clone().requires_grad_()
+        w = e.model.theta.clone().requires_grad_()
         for _ in range(4):
             weight, bias = w[:48].view(3, 16), w[48:]
             outputs = inputs(federation.x[rows], torch.float64).flatten(1) @ weight.T + bias
             [gradient] = torch.autograd.grad(F.cross_entropy(outputs, federation.y[rows]), w)
             w = (w - 0.4 * gradient).detach().requires_grad_()
             e.play()
-            close(e.server.theta, w.detach(), 1e-13)
+            close(e.model.theta, w.detach(), 1e-13)
 
 
 def test_the_starts_of_pfedme_coincide_with_one_local_round() -> None:
@@ -308,7 +308,7 @@ def test_aggregation_momentum_overshoots_the_mean() -> None:
     for algorithm in (FedAvg(SGD(lr=0.1), beta=2.0), FedAvg(SGD(lr=0.1), beta=0.5)):
         with engine(algorithm, ragged(), batchnorm_net()) as e:
             e.play()
-            close(e.server.theta, start.theta + algorithm.beta * (mean.theta - start.theta), 1e-15)
+            close(e.model.theta, start.theta + algorithm.beta * (mean.theta - start.theta), 1e-15)
             assert torch.equal(e.server.stats, mean.stats)
 
 
@@ -324,9 +324,10 @@ def test_models_and_statistics_are_averaged_with_the_same_weights(make: Callable
         message = algorithm.broadcast(e.server, e.training.round_of(e.everyone))
         result = e.backend.run("local", e.everyone, 1, message, e.states())
         e.play()
-        close(e.server.theta, (p[:, None] * result.values.upload.theta).sum(0), 1e-14)
-        close(e.server.stats, (p[:, None] * result.values.upload.stats).sum(0), 1e-14)
-        assert result.values.upload.stats.std(0).min() > 0  # the clients' statistics differ
+        uploaded = getattr(result.values.upload, "model", result.values.upload)
+        close(e.model.theta, (p[:, None] * uploaded.theta).sum(0), 1e-14)
+        close(e.model.stats, (p[:, None] * uploaded.stats).sum(0), 1e-14)
+        assert uploaded.stats.std(0).min() > 0  # the clients' statistics differ
 
 
 # -- the proximal solver -----------------------------------------------------------------------------
@@ -351,7 +352,7 @@ def test_a_strong_prior_needs_the_proximal_solver() -> None:
         assert e.states().theta.abs().min() > 1e10
     with engine(Ditto(lam=1e6, solver=Proximal(lr=0.8)), FEDERATION, "quadratic", **settings(2)) as e:
         e.play(60)
-        close(e.states().theta, e.server.theta.expand(5, 4), 1e-5)
+        close(e.states().theta, e.model.theta.expand(5, 4), 1e-5)
 
 
 # -- clients that never took part ----------------------------------------------------------------------

@@ -820,9 +820,9 @@ def test_a_mapped_store_survives_reopening_and_is_sparse(tmp_path: Any) -> None:
 
 
 def plan(federation: Federation, clients: Any, *, batch: Any = 4, seed: int = 0, number: int = 1,
-         purpose: str = "local", **work: int) -> tuple[Plan, ClientTensors]:
+         purpose: str = "local", per_step: int = 1, **work: int) -> tuple[Plan, ClientTensors]:
     return plan_chunk(federation, np.asarray(clients), seed=seed, purpose=purpose, number=number,
-                      batch=batch, work=LocalWork(**work), dtype=DOUBLE, draws=True,
+                      batch=batch, work=LocalWork(**work), per_step=per_step, dtype=DOUBLE, draws=True,
                       splits=("train", "validation", "test"))
 
 

@@ -56,10 +56,11 @@ class ClientData(Protocol):
     """What a client's code sees of its own data in a round."""
 
     size: Tensor  # number of training samples
-    steps: Tensor  # number of batches in this round
+    steps: Tensor  # number of local steps in this round: of batches, where a step takes one
 
-    def scan(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
-        """carry <- step(carry, batch) over the batches of this round. The carry is a tree."""
+    def scan(self, step: Callable[..., Any], carry: Any) -> Any:
+        """carry <- step(carry, batch) over the steps of this round; step(carry, batch1, batch2) where the
+        method asks for two batches a step. The carry is a tree."""
 
     def mean(self, f: Callable[[Batch], Tree], split: Literal["train", "validation"] = "train") -> Tree:
         """The mean over all samples of a split of `f`, which gives the mean over a batch."""
@@ -80,6 +81,14 @@ class Algorithm(Checked, ABC):
     def personal_steps(self) -> int | None:
         """How many batches `adapt` (and a `personalize` that trains) is given; None: those of a round."""
         return None
+
+    def batches_per_step(self) -> int:
+        """How many independent batches each local step is given (meta-learning wants two)."""
+        return 1
+
+    def cautions(self) -> list[str]:
+        """What is allowed but will hardly work, such as a step beyond its stability bound."""
+        return []
 
     @abstractmethod
     def init_server(self, task: Task, model: Model, round: Round) -> Tree:

@@ -176,6 +176,9 @@ def _title(cls: Any) -> str:
 
 
 def _check_bounds(value: Any, bounds: Mapping[str, float], path: str) -> None:
+    if isinstance(value, tuple):
+        for k, item in enumerate(value):
+            _check_bounds(item, bounds, f"{path}[{k}]")
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     if not math.isfinite(value):

@@ -44,6 +44,8 @@ class Progress:
             self._say(f"directory: {run.directory}")
         for note in setup.federation.notes:
             self._say(f"note: {note}")
+        for caution in setup.algorithm.cautions():
+            self._say(f"caution: {caution}")
         if run.directory is not None and run.rounds >= self._rounds:
             self._say(f"finished: all {times(self._rounds, 'round')} are done; "
                       f"for more: {resume_command(run.directory)} --rounds N")

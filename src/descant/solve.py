@@ -98,6 +98,11 @@ Solver: TypeAlias = SGD | Adam | Proximal
 SOLVERS: dict[str, type[SGD] | type[Adam] | type[Proximal]] = {cls.name: cls for cls in (SGD, Adam, Proximal)}
 
 
+def step_size(solver: Solver) -> float | None:
+    """The step on loss and prior together; None where the solver adapts it or treats the prior exactly."""
+    return solver.lr if isinstance(solver, SGD) else None
+
+
 def descend(task: Task, model: Model, batch: Batch, solver: Solver, prior: Prior = Flat(),
             state: Tree = None) -> tuple[Model, Tree]:
     """One step on one batch."""

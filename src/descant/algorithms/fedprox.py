@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from descant.algorithm import Algorithm, ClientData, Message, Round, Weights, average
+from descant.algorithm import ClientData, Message, Weights
+from descant.belief import SharedPrior, Told
 from descant.fields import hyper
-from descant.prior import Gaussian
-from descant.solve import SGD, Solver, solve
+from descant.precision import Lam, Precision, as_rule, unstable
+from descant.solve import SGD, Solver, solve, step_size
 from descant.task import Task
 from descant.vector import Model
 
 
 @dataclass(frozen=True)
-class FedProx(Algorithm):
+class FedProx(SharedPrior):
     """Federated averaging with a proximal term.
 
     Client, from w:   w_i ~ argmin f_i(v) + mu/2 ||v - w||^2   by one step on each batch of the round.
-    Server:           w <- sum_{i in S} p_i w_i.
+    Server:           w <- (1 - beta) w + beta sum_{i in S} p_i w_i.
 
     This is the method of Li et al., whose clients restart at w and whose result is one global model;
     the bilevel method with warm-started personal models is one-stage FedProx.
@@ -30,31 +31,26 @@ class FedProx(Algorithm):
         "Networks. MLSys 2020, arXiv:1812.06127"
     )
 
-    mu: float = hyper(0.1, "strength of the pull to the server's model", low=0)
+    mu: Lam = hyper(0.1, "strength of the pull to the server's model", low=0)
     solver: Solver = hyper(SGD(lr=0.01), "local optimizer")
+    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
 
-    def init_server(self, task: Task, model: Model, round: Round) -> Model:
-        return model
+    def cautions(self) -> list[str]:
+        return unstable("solver.lr", step_size(self.solver), self.mu, "mu")
 
-    def broadcast(self, server: Model, round: Round) -> Message:
-        return Message(shared=server)
+    @property
+    def rule(self) -> Precision:
+        return as_rule(self.mu)
 
     def local(self, task: Task, message: Message, state: tuple[()], data: ClientData
-              ) -> tuple[Model, tuple[()]]:
-        w: Model = message.shared
-        return solve(task, w, data, self.solver, Gaussian(w.theta, self.mu)), ()
-
-    def aggregate(self, server: Model, uploads: Model, round: Round) -> tuple[Model, dict[str, Any]]:
-        return average(uploads, round.weights(self.weights)), {}
+              ) -> tuple[Told, tuple[()]]:
+        w_i = solve(task, message.shared.mean, data, self.solver, self.prior(message))
+        return self.told(w_i, w_i, message), ()
 
     def personalize(self, task: Task, message: Message, state: tuple[()], data: ClientData) -> Model:
-        w: Model = message.shared
-        return w
+        return self.adapt(task, message, data)
 
     def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
-        w: Model = message.shared
+        w: Model = message.shared.mean
         return w
-
-    def global_model(self, server: Model) -> Model:
-        return server

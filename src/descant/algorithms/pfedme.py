@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from descant.algorithm import Algorithm, ClientData, Message, Round, Weights, average, toward
+from torch import Tensor
+
+from descant.algorithm import ClientData, Message, Weights
+from descant.belief import SharedPrior, Told
 from descant.fields import hyper
+from descant.precision import Lam, overshooting, unstable
 from descant.prior import Gaussian
 from descant.solve import SGD, descend
 from descant.task import Batch, Task
@@ -19,7 +23,7 @@ class Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class pFedMe(Algorithm):
+class pFedMe(SharedPrior):
     """The server minimises the average of the clients' Moreau envelopes.
 
     Client, from w_i = w, for each batch (the R local rounds of the paper):
@@ -39,7 +43,7 @@ class pFedMe(Algorithm):
         "NeurIPS 2020, arXiv:2006.08848"
     )
 
-    lam: float = hyper(15.0, "strength of the pull of theta to w", low=0)
+    lam: Lam = hyper(15.0, "strength of the pull of theta to w", low=0)
     eta: float = hyper(0.005, "step size of w", above=0)
     alpha: float = hyper(0.09, "step size of theta", above=0)
     K: int = hyper(5, "gradient steps on theta for each batch", low=1)
@@ -47,41 +51,40 @@ class pFedMe(Algorithm):
     weights: Weights = hyper("samples", "what a client counts in the average")
     start: Literal["theta", "w"] = hyper("theta", "where the steps on theta begin for each batch")
 
-    def init_server(self, task: Task, model: Model, round: Round) -> Model:
-        return model
+    def cautions(self) -> list[str]:
+        return unstable("alpha", self.alpha, self.lam) + overshooting("eta", self.eta, self.lam)
 
     def init_client(self, task: Task, model: Model) -> Model:
         return model
 
-    def broadcast(self, server: Model, round: Round) -> Message:
-        return Message(shared=server)
-
-    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Model, Model]:
-        solver = SGD(lr=self.alpha)
-
-        def local_round(carry: Carry, batch: Batch) -> Carry:
-            w, theta = carry
-            if self.start == "w":
-                theta = Model(w.theta, theta.stats)
-            prior = Gaussian(w.theta, self.lam)
-            for k in range(self.K):
-                theta, _ = descend(task, theta, batch.redrawn(k), solver, prior)
-            step = self.eta * self.lam * (w.theta - theta.theta)
-            # the statistics of w are those of the theta that has seen the data
-            return Carry(Model(w.theta - step, theta.stats), theta)
-
-        w, theta = data.scan(local_round, Carry(message.shared, message.shared))
-        return w, theta
-
-    def aggregate(self, server: Model, uploads: Model, round: Round) -> tuple[Model, dict[str, Any]]:
-        return toward(server, average(uploads, round.weights(self.weights)), self.beta), {}
+    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Told, Model]:
+        w, theta = moreau_rounds(task, message.shared.mean, self.prior(message).precision, data, eta=self.eta,
+                                 alpha=self.alpha, K=self.K, start=self.start)
+        return self.told(w, theta, message), theta
 
     def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
         return state
 
     def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
-        _, theta = self.local(task, message, message.shared, data)
+        _, theta = self.local(task, message, message.shared.mean, data)
         return theta
 
-    def global_model(self, server: Model) -> Model:
-        return server
+
+def moreau_rounds(task: Task, w: Model, lam: Tensor | float, data: ClientData, *, eta: float, alpha: float,
+                  K: int, start: Literal["theta", "w"]) -> Carry:
+    """The R local rounds of ONE client from w: its w_i, and its theta."""
+    solver = SGD(lr=alpha)
+
+    def local_round(carry: Carry, batch: Batch) -> Carry:
+        w, theta = carry
+        if start == "w":
+            theta = Model(w.theta, theta.stats)
+        prior = Gaussian(w.theta, lam)
+        for k in range(K):
+            theta, _ = descend(task, theta, batch.redrawn(k), solver, prior)
+        step = eta * lam * (w.theta - theta.theta)
+        # the statistics of w are those of the theta that has seen the data
+        return Carry(Model(w.theta - step, theta.stats), theta)
+
+    carry: Carry = data.scan(local_round, Carry(w, w))
+    return carry

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -40,24 +41,26 @@ class LocalWork(Checked):
         if (self.steps is None) == (self.epochs is None):
             raise UsageError("train.local must be either { steps = n } or { epochs = n }")
 
-    def lengths(self, size: int, batch: int) -> np.ndarray:
-        """The sizes of the batches of a client with `size` rows: epoch after epoch, short ones last."""
+    def lengths(self, size: int, batch: int, per_step: int = 1) -> np.ndarray:
+        """The sizes of the batches of a client with `size` rows: epoch after epoch, short ones last.
+
+        Where a step takes several batches, there are as many steps as there would be of one batch.
+        """
         whole, rest = divmod(size, batch)
         epoch = np.array([batch] * whole + [rest] * (rest > 0), np.int64)
-        if self.epochs is not None:
-            return np.tile(epoch, self.epochs)
-        assert self.steps is not None
-        return np.resize(epoch, self.steps)
+        steps = self.steps if self.epochs is None else self.epochs * len(epoch)
+        assert steps is not None
+        return np.resize(epoch, steps * per_step)
 
 
 class ClientTensors(NamedTuple):
     """What one client's view is made of; with a leading axis, a chunk's."""
 
     size: Tensor  # [] training rows
-    steps: Tensor  # [] batches
+    steps: Tensor  # [] local steps
     key: Tensor  # [] int64, starts the client's random numbers of the round
     rows: Tensor  # [sum of widths] pool indices of all batches, end to end
-    lengths: Tensor  # [steps of the chunk] real rows in each batch
+    lengths: Tensor  # [batches of the chunk] real rows in each batch
     train: Tensor  # [longest] pool indices of the splits, end to end ...
     validation: Tensor
     test: Tensor
@@ -71,9 +74,10 @@ class Plan:
     federation: Federation
     dtype: torch.dtype
     clients: int
+    per_step: int  # batches that each local step takes
     widths: tuple[int, ...]  # rows of each batch, padding included
     whole: tuple[bool, ...]  # whether no active client's batch has padding
-    active: tuple[int, ...]  # how many clients have this step
+    active: tuple[int, ...]  # how many clients have this batch
     full_pass: int  # gradient steps that a pass over all training rows counts, summed over the chunk
     draws: bool  # whether the task needs random numbers
 
@@ -87,17 +91,14 @@ class View:
         self.size = tensors.size
         self.steps = tensors.steps
 
-    def scan(self, step: Callable[[Any, Batch], Any], carry: Any) -> Any:
-        plan, start, opened = self._plan, 0, meter.current()
-        for t, width in enumerate(plan.widths):
-            rows = self._tensors.rows[start : start + width]
-            start += width
-            weight = None if plan.whole[t] else torch.arange(width) < self._tensors.lengths[t]
-            active = None if plan.active[t] == plan.clients else self.steps > t
+    def scan(self, step: Callable[..., Any], carry: Any) -> Any:
+        plan, batches, opened = self._plan, self._batches(), meter.current()
+        for t in range(len(plan.widths) // plan.per_step):
+            clients = plan.active[t * plan.per_step]
+            active = None if clients == plan.clients else self.steps > t
             if opened is not None:
-                opened.stand_for(plan.active[t], active)
-            key = random.fold(self._tensors.key, t) if plan.draws else None
-            moved = step(carry, self._batch(rows, weight, key))
+                opened.stand_for(clients, active)
+            moved = step(carry, *islice(batches, plan.per_step))
             carry = moved if active is None else _where(active, moved, carry)
         if opened is not None:
             opened.stand_for(plan.clients, None)
@@ -134,6 +135,14 @@ class View:
         part = ("train", "validation", "test").index(split)
         return getattr(self._tensors, split), self._tensors.counts[part]
 
+    def _batches(self) -> Iterator[Batch]:
+        plan, start = self._plan, 0
+        for b, width in enumerate(plan.widths):
+            weight = None if plan.whole[b] else torch.arange(width) < self._tensors.lengths[b]
+            key = random.fold(self._tensors.key, b) if plan.draws else None
+            yield self._batch(self._tensors.rows[start : start + width], weight, key)
+            start += width
+
     def _batch(self, rows: Tensor, weight: Tensor | None, key: Tensor | None) -> Batch:
         federation = self._plan.federation
         return Batch(inputs(federation.x[rows], self._plan.dtype), federation.y[rows], weight, key)
@@ -152,6 +161,7 @@ def plan_chunk(
     number: int,
     batch: int | Literal["full"],
     work: LocalWork,
+    per_step: int,
     dtype: torch.dtype,
     draws: bool,
     splits: tuple[SplitName, ...],
@@ -162,9 +172,9 @@ def plan_chunk(
     """
     sizes = federation.train.sizes[clients]
     per_pass = [int(n) if batch == "full" else batch for n in sizes]
-    lengths = [work.lengths(int(n), b) for n, b in zip(sizes, per_pass, strict=True)]
-    steps = np.array([len(each) for each in lengths], np.int64)
-    shape = np.zeros((len(clients), steps.max()), np.int64)
+    lengths = [work.lengths(int(n), b, per_step) for n, b in zip(sizes, per_pass, strict=True)]
+    batches = np.array([len(each) for each in lengths], np.int64)
+    shape = np.zeros((len(clients), batches.max()), np.int64)
     for k, each in enumerate(lengths):
         shape[k, : len(each)] = each
     widths = shape.max(0)
@@ -186,14 +196,14 @@ def plan_chunk(
               else np.zeros((len(clients), 0), np.int64) for split in ("train", "validation", "test")}
     counts = np.stack([federation.split(s).sizes[clients] for s in ("train", "validation", "test")], 1)
     plan = Plan(
-        federation, dtype, len(clients), tuple(widths.tolist()),
+        federation, dtype, len(clients), per_step, tuple(widths.tolist()),
         tuple(((shape == widths) | ~is_active).all(0).tolist()), tuple(is_active.sum(0).tolist()),
         int(sum(-(-int(n) // b) for n, b in zip(sizes, per_pass, strict=True))),
         draws,
     )
     tensors = ClientTensors(
-        torch.from_numpy(sizes).to(dtype), torch.from_numpy(steps).to(dtype), torch.from_numpy(keys),
-        torch.from_numpy(rows), torch.from_numpy(np.where(is_active, shape, widths)),
+        torch.from_numpy(sizes).to(dtype), torch.from_numpy(batches // per_step).to(dtype),
+        torch.from_numpy(keys), torch.from_numpy(rows), torch.from_numpy(np.where(is_active, shape, widths)),
         torch.from_numpy(tables["train"]), torch.from_numpy(tables["validation"]),
         torch.from_numpy(tables["test"]), torch.from_numpy(counts),
     )

@@ -126,8 +126,8 @@ class Work:
             work = LocalWork(steps=steps)
         purpose = "local" if job == "local" else "personal"
         return plan_chunk(self.federation, clients, seed=self.seed, purpose=purpose, number=number,
-                          batch=self.batch, work=work, dtype=self.task.dtype, draws=self.task.draws,
-                          splits=splits)
+                          batch=self.batch, work=work, per_step=self.algorithm.batches_per_step(),
+                          dtype=self.task.dtype, draws=self.task.draws, splits=splits)
 
     def rehearse(self, job: Job, message: Message, state: Tree) -> None:
         """Learn the shape of a job's result from a client that has no batches, which costs next to nothing.

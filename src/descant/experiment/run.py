@@ -8,6 +8,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -52,7 +53,8 @@ class Observer(Protocol):
 
 class Silent:
     def started(self, run: Run, measured: list[Measured]) -> None:
-        pass
+        for caution in run.setup.algorithm.cautions():
+            warnings.warn(caution, stacklevel=5)
 
     def played(self, row: dict[str, Any]) -> None:
         pass

@@ -1,0 +1,1 @@
+"""What the papers prove, as functions: constants, bounds, envelopes, equilibria, heterogeneity."""
