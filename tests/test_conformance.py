@@ -17,7 +17,23 @@ import torch
 import descant
 from descant import fields, tree
 from descant.algorithm import Algorithm, Message
-from descant.algorithms import ALGORITHMS, SCAFFOLD, Ditto, FedAvg, FedProx, LocalTrain, pFedMe
+from descant.algorithms import (
+    ALGORITHMS,
+    CGPFL,
+    SCAFFOLD,
+    Dichotomous,
+    Ditto,
+    FedAvg,
+    FedMAP,
+    FedProx,
+    GlobalTrain,
+    LocalTrain,
+    OneStageFedProx,
+    pFedGT,
+    pFedMe,
+)
+from descant.algorithms.pfedgt import ByValidation
+from descant.energy import InputConvex
 from descant.engine.backend import InProcess
 from descant.engine.batches import View
 from descant.engine.choose import templates
@@ -27,6 +43,7 @@ from descant.errors import UsageError
 from descant.experiment.config import parse_algorithm
 from descant.experiment.run import Interrupted
 from descant.meter import metered
+from descant.precision import Adaptive, FixedVariance, LearnedVariance
 from descant.solve import SGD, Adam, Proximal
 from helpers import MODELS, SIZES, Engine, assert_same, clone, engine, make_work, ragged
 
@@ -41,6 +58,27 @@ VARIANTS: dict[str, Algorithm] = {
     "ditto proximal": Ditto(lam=3.0, solver=Proximal(lr=0.05)),
     "pfedme start": pFedMe(start="w", weights="uniform", K=3),
     "scaffold I": SCAFFOLD(eta_l=0.05, option="I"),
+    "pfedgt literal": pFedGT(messages="minibatch", c_start="c_i", lam=0.7, start="initial"),
+    "pfedgt alone": pFedGT(gamma=(0.5, 0.6, 0.7, 0.8, 1.0), rho=0.1, solver=Proximal(lr=0.05), start="w",
+                           server_model=False),
+    "pfedgt by validation": pFedGT(gamma=ByValidation((0.6, 1.0), 0.6), solver=SGD(lr=0.05, momentum=0.9)),
+    "globaltrain momentum": GlobalTrain(momentum=0.9, weight_decay=0.01, weights="uniform"),
+    "one_stage_fedprox gamma": OneStageFedProx(lam=2.0, gamma=0.8, K=2, weights="samples"),
+    "one_stage_fedprox own lam": OneStageFedProx(lam=Adaptive(rounds=1, per_client=True, cap=3.0)),
+    "one_stage_fedprox learned": OneStageFedProx(lam=LearnedVariance(epsilon=1e-3)),
+    # not its usual Adam: before BatchNorm a bias has rounding noise for a gradient, which Adam makes large
+    "fedmap": FedMAP(solver=SGD(lr=0.05)),
+    "fedmap samples": FedMAP(FixedVariance(0.5), SGD(lr=0.05), weights="samples", server_lr=0.3,
+                             likelihood="sum", start="global"),
+    "fedmap learned": FedMAP(LearnedVariance(epsilon=1e-3), SGD(lr=0.05), weights="mean_log", init="client"),
+    "fedmap own lam": FedMAP(Adaptive(rounds=1, per_client=True, cap=3.0), SGD(lr=0.05), weights="uniform"),
+    "fedmap convex": FedMAP(InputConvex(hidden=3), Adam(lr=0.01, weight_decay=0.01), temperature=20.0,
+                            server_lr=0.5),
+    "cgpfl": CGPFL(K=3, S=2),
+    "cgpfl auto": CGPFL(K="auto", S=2, mu=1e4, alpha=0.5),
+    "cgpfl learned": CGPFL(K=2, S=2, lam=LearnedVariance(epsilon=1e-3), alpha=1.5),
+    "cgpfl own lam": CGPFL(K=2, S=2, lam=Adaptive(rounds=2, per_client=True), k_rounds=2),
+    "dichotomous unsplit": Dichotomous(SGD(lr=0.05, momentum=0.9), split="none", weights="uniform"),
 }
 every_method = pytest.mark.parametrize("method", VARIANTS)
 FEDERATION = ragged()
@@ -352,18 +390,22 @@ def test_the_best_state_is_the_state_after_the_best_round(method: str, on_disk: 
 
 def grad_steps(algorithm: Algorithm, batches: list[int]) -> int | None:
     """How many gradients a round takes: from each client's number of batches; None if not known here."""
-    # SCAFFOLD's option I reads all rows once more: as many batches as that is
+    # SCAFFOLD's option I and pFedGT's messages read all rows once more: as many batches as that is
     again = sum(math.ceil(n / 4) for n in SIZES)
     per_batch: dict[type[Algorithm], Any] = {
-        ALGORITHMS["localtrain"]: 1, FedAvg: 1, FedProx: 1,
+        ALGORITHMS["localtrain"]: 1, FedAvg: 1, FedProx: 1, GlobalTrain: 1, FedMAP: 1,
         Ditto: 2,  # the global and the personal model
+        Dichotomous: 2,
         pFedMe: getattr(algorithm, "K", None),  # steps on theta for each batch
+        OneStageFedProx: getattr(algorithm, "K", None),
         SCAFFOLD: 1,
+        pFedGT: len(getattr(getattr(algorithm, "gamma", None), "candidates", "1")),  # a solve for each
+        CGPFL: getattr(algorithm, "S", None),
     }
     if type(algorithm) not in per_batch:
         return None
-    is_option_one = getattr(algorithm, "option", "") == "I"
-    return per_batch[type(algorithm)] * sum(batches) + (again if is_option_one else 0)
+    reads_all = getattr(algorithm, "option", "") == "I" or getattr(algorithm, "messages", "") == "full"
+    return per_batch[type(algorithm)] * (sum(batches) + (again if reads_all else 0))
 
 
 @pytest.mark.parametrize("local", [{"steps": 5}, {"epochs": 2}])
@@ -371,7 +413,9 @@ def grad_steps(algorithm: Algorithm, batches: list[int]) -> int | None:
 def test_gradient_steps_are_counted_exactly(method: str, local: dict[str, int]) -> None:
     """Steps of a client without a batch (padding of a chunk) do not count."""
     algorithm = VARIANTS[method]
-    batches = [5] * POPULATION if "steps" in local else [2 * math.ceil(n / 4) for n in SIZES]
+    # where the two batches of a step share no rows, an epoch is one of the larger half
+    share = 2 if algorithm.disjoint_batches and algorithm.batches_per_step() == 2 else 1
+    batches = [5] * POPULATION if "steps" in local else [2 * math.ceil(n / share / 4) for n in SIZES]
     counted = set()
     for backend, chunk in (("loop", None), ("vectorised", 4)):
         with engine(algorithm, FEDERATION, "mclr", backend=backend, chunk=chunk, local=local) as e:
@@ -405,9 +449,19 @@ def test_bytes_are_those_of_the_tensors(method: str) -> None:
     model = (135 + 12) * (4 if dtype == "float32" else 8)
     extra = 135 * (4 if dtype == "float32" else 8)  # SCAFFOLD sends a control variate besides
     expected = {"localtrain": 0, "fedavg": model, "fedprox": model, "ditto": model, "pfedme": model,
-                "scaffold": model + extra}
-    if algorithm.name in expected:
-        assert (report.bytes_down, report.bytes_up) == (4 * expected[algorithm.name],) * 2
+                "globaltrain": model, "dichotomous": model, "scaffold": model + extra,
+                "one_stage_fedprox": model, "fedmap samples": model,
+                "one_stage_fedprox own lam": model + 4,  # lam_i down, ||w_i - w_g||^2 up
+                "cgpfl": model, "cgpfl own lam": model + 4, "cgpfl learned": model + extra,
+                "one_stage_fedprox learned": model + extra}  # the same of each parameter
+    # pFedGT: a message besides; the number of clients down, the accuracy up, and gamma where clients differ
+    sent = model + extra
+    unequal = {"pfedgt": (sent + 4, sent + 4), "pfedgt literal": (sent + 4, sent),
+               "pfedgt alone": (extra + 8, extra + 4), "pfedgt by validation": (sent + 4, sent + 8)}
+    if method in unequal:
+        assert (report.bytes_down, report.bytes_up) == tuple(4 * each for each in unequal[method])
+    elif (of := method if method in expected else algorithm.name) in expected:
+        assert (report.bytes_down, report.bytes_up) == (4 * expected[of],) * 2
 
 
 # -- who takes part ----------------------------------------------------------------------------------------

@@ -77,6 +77,9 @@ class Algorithm(Checked, ABC):
     tracking: ClassVar[bool] = False
     #: `personalize` trains on batches (fine-tuning); otherwise it is given none.
     trains_to_personalize: ClassVar[bool] = False
+    #: Where a step takes several batches, each is drawn from a share of the client's rows of its own, the
+    #: same in every round (sample splitting); a client with fewer rows than that has one share for all.
+    disjoint_batches: ClassVar[bool] = False
 
     def personal_steps(self) -> int | None:
         """How many batches `adapt` (and a `personalize` that trains) is given; None: those of a round."""
@@ -105,6 +108,15 @@ class Algorithm(Checked, ABC):
     @abstractmethod
     def local(self, task: Task, message: Message, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
         """The work of ONE client in a round: its upload, and its new state."""
+
+    def opens(self) -> bool:
+        """Whether the first round is an opening: every client is asked once, whatever the cohort. Who was
+        only asked has not taken part: it is a newcomer, with a state of its own."""
+        return False
+
+    def opening(self, task: Task, message: Message, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        """What ONE client does in an opening, in place of `local`: an upload and a state of the same form."""
+        return self.local(task, message, state, data)
 
     @abstractmethod
     def aggregate(self, server: Tree, uploads: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -56,6 +57,13 @@ class Kind(StrEnum):
     partitions = "partitions"
 
 
+class Matched(StrEnum):
+    """What the methods of a comparison have in common."""
+
+    steps = "steps"
+    rounds = "rounds"
+
+
 def main() -> None:
     """The entry point of the console script."""
     for stream in (sys.stdout, sys.stderr):
@@ -84,8 +92,9 @@ def descant(
     See what else there is:
       descant list algorithms
       descant show pfedme
-    Look at the data of an experiment:
+    Look at the data of an experiment, and how strongly to personalize on it:
       descant data show experiment.toml
+      descant advise experiment.toml
     """
 
 
@@ -160,6 +169,115 @@ def resume(
         with Progress(console) as progress:
             done = runs.resume(directory, rounds=rounds, observer=progress)
         show_summary(console, done.summary, done.directory)
+
+
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(
+        metavar="FILE", show_default=False,
+        help="The experiment, a TOML file with further methods in [[algorithms]].")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", show_default=False,
+                                      help="Where the runs and the results are kept.")],
+    seeds: Annotated[str, typer.Option("--seeds", metavar="N,N,...",
+                                       help="Repeat everything with each of these seeds.")] = "0,1,2",
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at the same time.")] = 1,
+    match: Annotated[Matched, typer.Option(
+        "--match", help="What all methods get the same number of: gradient steps, as the file's [algorithm] "
+                        "makes in its rounds, or rounds.")] = Matched.steps,
+    settings: Settings = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run several methods on the same federation, and compare them.
+
+    The same command again does only what is missing.
+
+    \b
+    Examples:
+      descant compare experiments/pfedbred.toml --out results/pfedbred --jobs 2
+      descant compare experiment.toml --seeds 0,1,2,3,4 --match rounds --out results/mine
+    """
+    with _failures_told("stopped; the same command again does what is missing"):
+        from descant.experiment import compare as comparing
+        from descant.experiment import config
+        from descant.progress import counting
+        from descant.report.comparison import show_comparison
+
+        try:
+            numbers = [int(seed) for seed in seeds.split(",")]
+        except ValueError:
+            raise UsageError(f"--seeds {seeds!r} must be whole numbers with commas, such as 0,1,2") from None
+        tables = config.override(config.read_toml(file), settings or ())
+        planned = comparing.plan(tables, numbers, out, match.value, jobs)
+        comparing.prepare(out, tables, match.value)
+        console = _console()
+        with counting(console, sum(run.rounds for run in planned), "round") as told:
+            failed = comparing.carry_out(planned, jobs, told)
+        rows = comparing.collect(planned)
+        if rows:
+            comparing.write(rows, planned, out)
+            show_comparison(console, rows)
+            for name in ("results.csv", "comparison.png"):
+                console.print(f"{out / name}", soft_wrap=True)
+        if failed:
+            raise DescantError("; ".join(f"{run.label} with seed {run.seed} failed: {why}"
+                                         for run, why in failed))
+
+
+@app.command()
+def advise(
+    file: Annotated[Path | None, typer.Argument(
+        metavar="FILE", show_default=False,
+        help="The experiment, a TOML file; of its method only the weight decay counts. Without it: the demo."
+        )] = None,
+    settings: Settings = None,
+    clients: Annotated[int, typer.Option("--clients", metavar="N", min=2,
+                                         help="How many clients to ask, at most.")] = 20,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1,
+                                       help="How long each of them fits a model of its own, at most.")] = 300,
+    ridge: Annotated[float | None, typer.Option(
+        "--ridge", metavar="X", show_default=False,
+        help="Ridge of these models. Without it: the weight decay of the experiment, or if it has none, one "
+             "by the number of rows of a client.")] = None,
+    cap: Annotated[float, typer.Option("--cap", metavar="X", help="The largest lambda.")] = 100.0,
+    eps: Annotated[float, typer.Option(
+        "--eps", metavar="X", help="Share of the squared error that may be left in the end.")] = 0.01,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Say how strongly to personalize, and why.
+
+    Some clients fit a model of their own. From how far these lie apart, and how sure each of them is,
+    follow the heterogeneity of the federation and, by the theory of one-stage FedProx, the strength lambda
+    of the pull to the common model, step sizes, and how many rounds that takes.
+
+    \b
+    Examples:
+      descant advise
+      descant advise experiment.toml --clients 50
+      descant advise experiment.toml --set model.name=dnn --json
+    """
+    with _failures_told("stopped"):
+        if ridge is not None and not 0 < ridge < math.inf:
+            raise UsageError(f"--ridge must be a number greater than 0, not {ridge:g}")
+        from descant.experiment import config
+        from descant.progress import counting
+        from descant.report.advice import show_advice
+        from descant.theory.advise import ask, recommend
+
+        demo = config.demo().dump()
+        tables = demo if file is None else {"algorithm": demo["algorithm"], **config.read_toml(file)}
+        experiment = config.Experiment.parse(config.override(tables, settings or ()))
+        console = _console()
+        if file is None and not as_json:
+            console.print("no FILE given: this is the demo experiment", soft_wrap=True)
+        with ExitStack() as stack:
+            found = ask(experiment, clients=clients, steps=steps, ridge=ridge,
+                        begin=lambda count: stack.enter_context(counting(console, count, "client")))
+        advice = recommend(found, cap=cap, eps=eps)
+        if as_json:
+            typer.echo(json.dumps(advice.dump(), indent=2))
+        else:
+            show_advice(console, advice)
 
 
 @app.command(name="list")

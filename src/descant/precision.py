@@ -34,6 +34,14 @@ class Sent(NamedTuple):
     each: Tree = ()
 
 
+class Pooled(NamedTuple):
+    """What the pulls of a cohort's priors come to together: sum_i p_i lam_i (w - w_i) = precision (w - mean),
+    where the mean is that of the w_i with these weights."""
+
+    weights: Tensor  # [cohort] p_i lam_i, made to sum to one
+    precision: Tensor | float  # sum_i p_i lam_i: a number, or one for each coordinate
+
+
 class Precision(ABC):
     """A rule for the precision of a Gaussian prior."""
 
@@ -53,6 +61,19 @@ class Precision(ABC):
     def value(self, sent: Sent) -> Tensor | float:
         """The precision for ONE client: a number, or one for each coordinate."""
 
+    def pooled(self, state: Tree, weights: Tensor, round: Round) -> Pooled:
+        """The pulls of the cohort's priors together, where client i counts weights_i."""
+        sent = self.send(state, round)
+        lam = self.value(sent)
+        if not (isinstance(sent.each, Tensor) and isinstance(lam, Tensor)):
+            return Pooled(weights, lam)  # one for all
+        pulls = weights.to(lam.dtype) * lam
+        return Pooled(pulls / pulls.sum(), pulls.sum())
+
+    def ridge(self) -> float:
+        """The weight of ||mean||^2 in what a server minimises that learns mean and precision together."""
+        return 0.0
+
     def evidence(self, theta: Tensor, mean: Tensor) -> Tree:
         """What ONE client tells after its work."""
         return ()
@@ -71,6 +92,18 @@ class Fixed(Precision):
 
     def value(self, sent: Sent) -> float:
         return self.lam
+
+
+@dataclass(frozen=True)
+class FixedVariance(Checked, Precision):
+    """Every coordinate has the same variance sigma2, for ever: precision 1 / sigma2 (FedMAP, Eq. 6)."""
+
+    name: ClassVar[str] = "fixed"
+
+    sigma2: float = hyper(15.0, "variance of the prior", above=0)
+
+    def value(self, sent: Sent) -> float:
+        return 1 / self.sigma2
 
 
 @dataclass(frozen=True)
@@ -99,8 +132,9 @@ class Adapted(NamedTuple):
     """The state of `Adaptive`."""
 
     lam: Tensor  # [population] or []
-    square: Tensor  # [population] ||theta_i - mean||^2, without noise, when client i was last heard of
+    square: Tensor  # [population] ||theta_i - mean||^2 - noise / n_i, when client i was last heard of
     size: Tensor  # [population] its number of samples; 0 if it was never heard of
+    chosen: Tensor  # bool [] whether the pilot is over
 
 
 @dataclass(frozen=True)
@@ -128,14 +162,21 @@ class Adaptive(Checked, Precision):
     c: float = hyper(5.0, "factor of the practical rule; stands for rho^2 / mu", above=0)
     L: float = hyper(1.0, "smoothness of the clients' losses, for the theorem's rule", above=0)
     mu: float = hyper(0.1, "their strong convexity, for the theorem's rule", above=0)
-    rho: float = hyper(2.0, "bound of the gradient noise, for the theorem's rule", low=0)
+    rho: float = hyper(2.0, "bound of the gradient noise, for the theorem's rule", above=0)
     noise: float = hyper(0.0, "n times the expected squared error of a local estimate", low=0)
     cap: float = hyper(100.0, "largest lambda", above=0)
     per_client: bool = hyper(False, "every client has its own lambda")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rule == "theorem" and self.mu > self.L:
+            raise UsageError(f"{self.name}: mu = {self.mu:g} is greater than L = {self.L:g}; no loss is more "
+                             "strongly convex than it is smooth")
+
     def init(self, theta: Tensor, round: Round) -> Adapted:
         lam = torch.full((round.population,) if self.per_client else (), self.pilot, dtype=theta.dtype)
-        return Adapted(lam, *torch.zeros((2, round.population), dtype=theta.dtype))
+        nothing = torch.zeros(round.population, dtype=theta.dtype)
+        return Adapted(lam, nothing, nothing.clone(), torch.tensor(False))
 
     def send(self, state: Adapted, round: Round) -> Sent:
         return Sent(each=state.lam[round.cohort]) if self.per_client else Sent(shared=state.lam)
@@ -151,20 +192,20 @@ class Adaptive(Checked, Precision):
 
     def update(self, state: Adapted, evidence: Tensor, weights: Tensor, round: Round
                ) -> tuple[Adapted, dict[str, Any]]:
-        if round.number > self.rounds:
+        if bool(state.chosen):
             return state, {"lam": state.lam}
         square, size = state.square.clone(), state.size.clone()
-        square[round.cohort] = (evidence - self.noise / round.sizes).clamp(min=0)
+        square[round.cohort] = evidence - self.noise / round.sizes  # may be below 0: the mean is unbiased
         size[round.cohort] = round.sizes
-        state = Adapted(state.lam, square, size)
+        state = state._replace(square=square, size=size)
         return (state, {"lam": state.lam}) if round.number < self.rounds else self._chosen(state)
 
     def _chosen(self, state: Adapted) -> tuple[Adapted, dict[str, Any]]:
         heard = state.size > 0
-        square, n = state.square[heard].mean(), state.size[heard].mean()
+        square, n = state.square[heard].mean().clamp(min=0), state.size[heard].mean()
         N = float(n) * len(state.size)
         if self.per_client:
-            squares, sizes = state.square.where(heard, square), state.size.where(heard, n)
+            squares, sizes = state.square.clamp(min=0).where(heard, square), state.size.where(heard, n)
             choices = [self._choose(math.sqrt(r), m, N)
                        for r, m in zip(squares.tolist(), sizes.tolist(), strict=True)]
             lam = torch.tensor([choice.lam for choice in choices], dtype=state.lam.dtype)
@@ -172,7 +213,7 @@ class Adaptive(Checked, Precision):
             choices = [self._choose(math.sqrt(float(square)), float(n), N)]
             lam = torch.tensor(choices[0].lam, dtype=state.lam.dtype)
         report = {"lam": lam, "R": square.sqrt(), "capped": sum(choice.capped for choice in choices)}
-        return state._replace(lam=lam), report
+        return state._replace(lam=lam, chosen=torch.tensor(True)), report
 
     def _choose(self, R: float, n: float, N: float) -> Choice:
         if self.rule == "practical":
@@ -189,7 +230,8 @@ class LearnedVariance(Checked, Precision):
         sum_i p_i sum_j (theta_ij - mean_j)^2 / (2 (s_j + c)) + epsilon s_j^2,
 
     exactly (the one root s > 0 of s (s + c)^2 = V / (4 epsilon), V_j the mean square deviation), or by one
-    gradient step of size `lr` a round.
+    gradient step of size `lr` a round. Lemma 1 has epsilon ||mean||^2 besides, for a method that learns the
+    mean by the same problem (`ridge`).
     """
 
     name: ClassVar[str] = "learned"
@@ -205,6 +247,9 @@ class LearnedVariance(Checked, Precision):
     def value(self, sent: Sent) -> Tensor:
         s: Tensor = sent.shared
         return 1 / (s + self.c)
+
+    def ridge(self) -> float:
+        return self.epsilon
 
     def evidence(self, theta: Tensor, mean: Tensor) -> Tensor:
         return (theta - mean).square()

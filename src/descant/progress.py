@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich import progress as bars
@@ -94,6 +96,19 @@ def _bar(console: Console) -> bars.Progress:
         console=console,
         transient=True,  # the table of results takes its place
     )
+
+
+@contextmanager
+def counting(console: Console, total: int, noun: str) -> Iterator[Callable[[int], None]]:
+    """A bar for work that is counted; gives the function to tell how much is done. Silent in a file."""
+    if not console.is_interactive:
+        yield lambda done: None
+        return
+    with bars.Progress(bars.TextColumn(f"{noun} {{task.completed:.0f}}/{{task.total:.0f}}", markup=False),
+                       bars.BarColumn(), bars.TimeRemainingColumn(compact=True),
+                       bars.TextColumn("left", markup=False), console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def _headline(run: Run) -> str:

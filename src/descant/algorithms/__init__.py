@@ -1,15 +1,38 @@
 """The methods, one file each."""
 
 from descant.algorithm import Algorithm
+from descant.algorithms.cgpfl import CGPFL
+from descant.algorithms.dichotomous import Dichotomous
 from descant.algorithms.ditto import Ditto
 from descant.algorithms.fedavg import FedAvg
+from descant.algorithms.fedmap import FedMAP
 from descant.algorithms.fedprox import FedProx
+from descant.algorithms.globaltrain import GlobalTrain
 from descant.algorithms.localtrain import LocalTrain
+from descant.algorithms.one_stage_fedprox import OneStageFedProx
+from descant.algorithms.pfedbred import pFedBreD
+from descant.algorithms.pfedgt import pFedGT
 from descant.algorithms.pfedme import pFedMe
 from descant.algorithms.scaffold import SCAFFOLD
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    cls.name: cls for cls in (LocalTrain, FedAvg, FedProx, pFedMe, Ditto, SCAFFOLD)
+    cls.name: cls for cls in (LocalTrain, GlobalTrain, Dichotomous, FedAvg, FedProx, OneStageFedProx, pFedMe,
+                              Ditto, SCAFFOLD, pFedBreD, FedMAP, pFedGT, CGPFL)
 }
 
-__all__ = ["ALGORITHMS", "SCAFFOLD", "Ditto", "FedAvg", "FedProx", "LocalTrain", "pFedMe"]
+__all__ = [
+    "ALGORITHMS",
+    "CGPFL",
+    "SCAFFOLD",
+    "Dichotomous",
+    "Ditto",
+    "FedAvg",
+    "FedMAP",
+    "FedProx",
+    "GlobalTrain",
+    "LocalTrain",
+    "OneStageFedProx",
+    "pFedBreD",
+    "pFedGT",
+    "pFedMe",
+]

@@ -70,8 +70,8 @@ class pFedMe(SharedPrior):
         return theta
 
 
-def moreau_rounds(task: Task, w: Model, lam: Tensor | float, data: ClientData, *, eta: float, alpha: float,
-                  K: int, start: Literal["theta", "w"]) -> Carry:
+def moreau_rounds(task: Task, w: Model, lam: Tensor | float, data: ClientData, *, eta: Tensor | float,
+                  alpha: float, K: int, start: Literal["theta", "w"]) -> Carry:
     """The R local rounds of ONE client from w: its w_i, and its theta."""
     solver = SGD(lr=alpha)
 

@@ -65,6 +65,7 @@ class ClientTensors(NamedTuple):
     validation: Tensor
     test: Tensor
     counts: Tensor  # [3] ... and how many of them are real
+    truth: Tree = ()  # [d] the client's true model, where it is known and what is learned is scored
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class View:
         self._tensors = tensors
         self.size = tensors.size
         self.steps = tensors.steps
+        self.truth: Tensor | None = tensors.truth if isinstance(tensors.truth, Tensor) else None
 
     def scan(self, step: Callable[..., Any], carry: Any) -> Any:
         plan, batches, opened = self._plan, self._batches(), meter.current()
@@ -165,14 +167,17 @@ def plan_chunk(
     dtype: torch.dtype,
     draws: bool,
     splits: tuple[SplitName, ...],
+    disjoint: bool = False,
 ) -> tuple[Plan, ClientTensors]:
     """The plan of a chunk and its tensors, with the clients as leading axis.
 
-    The batches of a client depend on (seed, purpose, number, client) and on its own rows only.
+    The batches of a client depend on (seed, purpose, number, client) and on its own rows only. With
+    `disjoint`, each of the batches of a step is drawn from a share of the rows of its own.
     """
     sizes = federation.train.sizes[clients]
     per_pass = [int(n) if batch == "full" else batch for n in sizes]
-    lengths = [work.lengths(int(n), b, per_step) for n, b in zip(sizes, per_pass, strict=True)]
+    owned = [_shares(federation.train[int(client)], per_step if disjoint else 1) for client in clients]
+    lengths = [_lengths(shares, b, work, per_step) for shares, b in zip(owned, per_pass, strict=True)]
     batches = np.array([len(each) for each in lengths], np.int64)
     shape = np.zeros((len(clients), batches.max()), np.int64)
     for k, each in enumerate(lengths):
@@ -186,9 +191,8 @@ def plan_chunk(
     for k, (client, each) in enumerate(zip(clients, lengths, strict=True)):
         generator = random.stream(seed, f"batches.{purpose}", number, int(client))
         keys[k] = generator.integers(2**63)
-        own = federation.train[int(client)]
-        rows[k] = own[0]
-        order = _shuffled(generator, own, int(each.sum()), batch == "full")
+        rows[k] = owned[k][0][0]
+        order = _order(generator, owned[k], each, batch == "full")
         offset = np.arange(len(order)) - np.repeat(np.cumsum(each) - each, each)
         rows[k, np.repeat(starts[: len(each)], each) + offset] = order
 
@@ -208,6 +212,31 @@ def plan_chunk(
         torch.from_numpy(tables["test"]), torch.from_numpy(counts),
     )
     return plan, tensors
+
+
+def _shares(own: np.ndarray, count: int) -> list[np.ndarray]:
+    """A client's rows dealt out in turn, so that the shares are alike even where rows are sorted by class.
+    Rows that are too few for that stay together."""
+    return [own[k::count] for k in range(count)] if len(own) >= count else [own]
+
+
+def _lengths(shares: list[np.ndarray], batch: int, work: LocalWork, per_step: int) -> np.ndarray:
+    """The sizes of a client's batches, the shares taking turns; an epoch is one of the largest share."""
+    if len(shares) == 1:
+        return work.lengths(len(shares[0]), batch, per_step)
+    each = [work.lengths(len(share), min(batch, len(share))) for share in shares]
+    return np.stack([np.resize(of_share, len(each[0])) for of_share in each], 1).ravel()
+
+
+def _order(generator: np.random.Generator, shares: list[np.ndarray], lengths: np.ndarray, in_order: bool
+           ) -> np.ndarray:
+    """The rows of a client's batches, end to end."""
+    if len(shares) == 1:
+        return _shuffled(generator, shares[0], int(lengths.sum()), in_order)
+    turns = [lengths[k :: len(shares)] for k in range(len(shares))]
+    each = [np.split(_shuffled(generator, share, int(turn.sum()), in_order), np.cumsum(turn)[:-1])
+            for share, turn in zip(shares, turns, strict=True)]
+    return np.concatenate([shares[0][:0], *(batch for step in zip(*each, strict=True) for batch in step)])
 
 
 def _shuffled(generator: np.random.Generator, own: np.ndarray, count: int, in_order: bool) -> np.ndarray:

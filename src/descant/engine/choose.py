@@ -41,7 +41,9 @@ def templates(training: Training) -> Templates:
     message = work.algorithm.broadcast(training.server, facts)
     newcomer = work.algorithm.newcomer(training.server, facts)
     state = training.store.template
-    jobs: tuple[Job, ...] = ("local", "score", "personalize")
+    jobs: list[Job] = ["local", "score", "personalize"]
+    if work.algorithm.opens():
+        jobs.append("opening")
     for job in jobs:
         work.rehearse(job, message, state)
     for job in ("score_newcomer", "adapt"):

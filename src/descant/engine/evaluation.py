@@ -19,6 +19,7 @@ from descant.engine.work import Scores
 from descant.pool import Federation
 from descant.random import stream
 from descant.task import Batch, Task, inputs
+from descant.theory.truth import identified, total_error, true_models
 from descant.tree import nbytes
 from descant.vector import Model
 
@@ -34,8 +35,8 @@ class Evaluation(NamedTuple):
     newcomer: np.ndarray  # [n] bool: never took part, scored by the newcomer rule
     metrics: tuple[str, ...]
     lower_is_better: frozenset[str]  # of the metrics
-    personal: Scores  # each [n, metrics]
-    shared: Scores | None  # of the global model; each [n, metrics]
+    personal: Scores  # each [n, metrics], and the error [n]
+    shared: Scores | None  # of the global model; each [n, metrics], and the error [n], the same for all
     pooled: Tensor | None  # [metrics] of the global model on the union of the test splits
     failed: dict[int, str]  # client -> why it could not be scored
 
@@ -51,8 +52,8 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
     """Score the present state, with the message that the server would send now."""
     work, store = training.work, training.store
     names = work.task.metric_names
-    personal = Scores(*(torch.full((len(clients), len(names)), torch.nan, dtype=work.task.dtype)
-                        for _ in Scores._fields))
+    personal = Scores(*(torch.full((len(clients), *shape), torch.nan, dtype=work.task.dtype)
+                        for shape in ((len(names),), (len(names),), ())))
     newcomer = ~store.took_part(clients)
     failed: dict[int, str] = {}
     for is_new, at in _groups(newcomer, nbytes(store.template)):
@@ -70,6 +71,7 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
     shared, pooled = None, None
     if model is not None:
         shared, pooled = _score_one_model(work.task, model, work.federation, clients)
+        shared = shared._replace(error=_global_error(training, model).expand(len(clients)))
     return Evaluation(training.number, clients, newcomer, names, work.task.lower_is_better, personal, shared,
                       pooled, failed)
 
@@ -114,7 +116,19 @@ def _score_one_model(task: Task, model: Model, federation: Federation, clients: 
             scores.append(vmap(one, chunk_size=max(1, OUTPUTS_AT_ONCE // longest))(at, real))
             if split == "test":
                 pooled = task.metrics(outputs, Batch(x, y))
-    return Scores(*scores), pooled
+    validation, test = scores
+    return Scores(validation, test, torch.full((len(clients),), torch.nan, dtype=task.dtype)), pooled
+
+
+def _global_error(training: Training, model: Model) -> Tensor:
+    """||w_g - sum_i p_i w*_i||^2, with the weights p_i of the method over all clients; NaN if unknown."""
+    work = training.work
+    truth = true_models(work.task, work.federation)
+    if truth is None:
+        return torch.full((), torch.nan, dtype=work.task.dtype)
+    weights = training.round_of(np.arange(work.federation.population)).weights(
+        getattr(work.algorithm, "weights", "uniform"))
+    return total_error(identified(work.task, model.theta), weights @ truth[: len(weights)])
 
 
 def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
@@ -126,7 +140,9 @@ def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
     failed = np.isin(evaluation.clients, list(evaluation.failed))
 
     def figures(scores: Scores) -> dict[str, Any]:
-        return {
+        known = scores.error[scores.error.isfinite()]
+        error = {"truth_error": float(known.mean())} if len(known) else {}
+        return error | {
             short: {
                 name: _spread(getattr(scores, split)[:, k].double().numpy(), n_of[split],
                               name in evaluation.lower_is_better)

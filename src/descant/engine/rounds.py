@@ -14,8 +14,8 @@ from torch import Tensor
 from descant.algorithm import Message, Round
 from descant.engine.backend import Backend
 from descant.engine.settings import Train
-from descant.engine.store import ClientStore
-from descant.engine.work import LocalResult, Work
+from descant.engine.store import ASKED, ClientStore
+from descant.engine.work import Job, LocalResult, Work
 from descant.errors import DescantError, UsageError
 from descant.random import stream
 from descant.tree import Tree, leaves, nbytes, take
@@ -69,6 +69,8 @@ class Training:
     def sample(self) -> tuple[np.ndarray, np.ndarray]:
         """This round's cohort, and who trains; both ascending, without those who dropped out."""
         population = self.work.federation.population
+        if self.is_opening:
+            return np.arange(population), np.arange(population)
         generator = stream(self.train.seed, "cohort", self.number)
         cohort = np.sort(generator.choice(population, self._cohort_size, replace=False))
         everyone = np.arange(population) if self.train.participation == "all" else cohort
@@ -77,6 +79,11 @@ class Training:
             cohort = _thinned(cohort, self.train.drop, 1, generator)
             others = _thinned(others, self.train.drop, 0, generator)
         return cohort, np.union1d(cohort, others)
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the present round asks everyone once, and trains nobody."""
+        return self.number == 1 and self.work.algorithm.opens()
 
     def play(self, backend: Backend) -> RoundReport:
         """One round. The new client states are staged in the store, not yet written."""
@@ -87,8 +94,9 @@ class Training:
     def _play(self, backend: Backend) -> RoundReport:
         cohort, trained = self.sample()
         message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
+        job: Job = "opening" if self.is_opening else "local"
         done, result, failed, grad_steps, note = backend.run(
-            "local", trained, self.number, message, self.store.read(trained))
+            job, trained, self.number, message, self.store.read(trained))
         wrong = _not_finite(result) if len(done) else {}
         rejected = {int(trained[k]): why for k, why in failed.items()}
         rejected |= {int(trained[done[k]]): why for k, why in wrong.items()}
@@ -108,7 +116,7 @@ class Training:
             raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
                                "all uploads were: the training diverges; try smaller steps")
         self.server = server
-        self.store.stage(accepted, taken.state, self.number)
+        self.store.stage(accepted, taken.state, ASKED if self.is_opening else self.number)
         sent = int(np.isin(trained[done], cohort).sum())
         return RoundReport(
             self.number, len(trained), rejected, grad_steps,

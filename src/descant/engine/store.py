@@ -20,6 +20,8 @@ from torch import Tensor
 from descant.errors import DescantError
 from descant.tree import Tree, leaves, map_tree, rebuild
 
+ASKED = -1  # in place of the last round: has a state from an opening, and never took part
+
 
 class Array(Protocol):
     """One tensor of the state of every client."""
@@ -111,7 +113,7 @@ class ClientStore:
                  read_only: bool = False) -> None:
         self.template = template
         self.population = population
-        self.last_round = np.zeros(population, np.int64)  # the last one that counted; 0: never took part
+        self.last_round = np.zeros(population, np.int64)  # the last one that counted; 0: never; or ASKED
         self.check_sums = np.zeros(population, np.int64)  # of the rows; kept for what lies on disk
         self._unchecked = np.zeros(population, bool)  # rows that somebody else wrote
         self._directory = directory
@@ -126,12 +128,17 @@ class ClientStore:
 
     def took_part(self, clients: np.ndarray) -> np.ndarray:
         """Whether each of the clients ever did; those beyond the population (held out) never do."""
-        last = np.append(self.last_round, 0)
-        return np.asarray(last[np.minimum(clients, self.population)] > 0)
+        return np.asarray(self._last(clients) > 0)
+
+    def _has_row(self, clients: np.ndarray) -> np.ndarray:
+        return np.asarray(self._last(clients) != 0)
+
+    def _last(self, clients: np.ndarray) -> np.ndarray:
+        return np.asarray(np.append(self.last_round, 0)[np.minimum(clients, self.population)])
 
     def read(self, clients: np.ndarray) -> Tree:
         """The states of clients (ascending), with a leading axis."""
-        known = self.took_part(clients)
+        known = self._has_row(clients)
         is_staged = np.isin(clients, self.staged.clients)
         stored, from_stage = np.flatnonzero(known & ~is_staged), np.flatnonzero(is_staged)
         at = torch.from_numpy(np.searchsorted(self.staged.clients, clients[from_stage]))
@@ -150,8 +157,8 @@ class ClientStore:
         self._check(clients, stored[self._unchecked[clients[stored]]], states)
         return states
 
-    def stage(self, clients: np.ndarray, rows: Tree, number: int) -> None:
-        """New states of clients (ascending) after round `number`."""
+    def stage(self, clients: np.ndarray, rows: Tree, number: int | np.ndarray) -> None:
+        """New states of clients (ascending) after round `number` (ASKED: after an opening)."""
         self.staged = Staged(clients, rows)
         self.last_round[clients] = number
         self._note(clients, rows)
@@ -174,7 +181,7 @@ class ClientStore:
         """Take over the bookkeeping of a store that another process wrote."""
         self.last_round[:] = last_round
         self.check_sums[:] = check_sums
-        self._unchecked[:] = last_round > 0
+        self._unchecked[:] = last_round != 0
 
     def _note(self, clients: np.ndarray, rows: Tree) -> None:
         """Remember what rows of ours look like."""

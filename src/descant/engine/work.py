@@ -22,9 +22,11 @@ from descant.errors import DescantError
 from descant.meter import metered
 from descant.pool import Federation
 from descant.task import Task
+from descant.theory.truth import identified, total_error, true_models
 from descant.tree import Tree, concat, leaves, map_tree, stack, take
+from descant.vector import Model
 
-Job: TypeAlias = Literal["local", "score", "score_newcomer", "personalize", "adapt"]
+Job: TypeAlias = Literal["local", "opening", "score", "score_newcomer", "personalize", "adapt"]
 
 
 class LocalResult(NamedTuple):
@@ -36,10 +38,11 @@ class LocalResult(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The figures `task.metric_names` of one client's predictions."""
+    """The figures `task.metric_names` of one client's predictions, and how far its model is from the truth."""
 
     validation: Tensor  # [metrics]
     test: Tensor  # [metrics]
+    error: Tensor  # [] ||theta - true model||^2; NaN where the true model is not known
 
 
 class Outcome(NamedTuple):
@@ -120,14 +123,18 @@ class Work:
 
     def _plan(self, job: Job, clients: np.ndarray, number: int) -> tuple[Plan, Any]:
         work, splits = self.local, _SPLITS[job]
+        purpose = "local" if job in ("local", "opening") else "personal"
         if job in ("personalize", "score") and not self.algorithm.trains_to_personalize:
             work = LocalWork(steps=0)
-        elif job != "local" and (steps := self.algorithm.personal_steps()) is not None and work.steps != 0:
-            work = LocalWork(steps=steps)
-        purpose = "local" if job == "local" else "personal"
-        return plan_chunk(self.federation, clients, seed=self.seed, purpose=purpose, number=number,
-                          batch=self.batch, work=work, per_step=self.algorithm.batches_per_step(),
-                          dtype=self.task.dtype, draws=self.task.draws, splits=splits)
+        elif purpose == "personal" and work.steps != 0 and (n := self.algorithm.personal_steps()) is not None:
+            work = LocalWork(steps=n)
+        plan, tensors = plan_chunk(self.federation, clients, seed=self.seed, purpose=purpose, number=number,
+                                   batch=self.batch, work=work, per_step=self.algorithm.batches_per_step(),
+                                   dtype=self.task.dtype, draws=self.task.draws, splits=splits,
+                                   disjoint=self.algorithm.disjoint_batches)
+        if "test" in splits and (truth := true_models(self.task, self.federation)) is not None:
+            tensors = tensors._replace(truth=truth[clients])
+        return plan, tensors
 
     def rehearse(self, job: Job, message: Message, state: Tree) -> None:
         """Learn the shape of a job's result from a client that has no batches, which costs next to nothing.
@@ -166,6 +173,11 @@ def _local(work: Work, message: Message, state: Tree, data: View, meter: Any) ->
     return LocalResult(upload, state, meter.loss().to(work.task.dtype))
 
 
+def _opening(work: Work, message: Message, state: Tree, data: View, meter: Any) -> LocalResult:
+    upload, state = work.algorithm.opening(work.task, message, state, data)
+    return LocalResult(upload, state, meter.loss().to(work.task.dtype))
+
+
 def _personalize(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Tree:
     return work.algorithm.personalize(work.task, message, state, data)
 
@@ -187,15 +199,22 @@ def _scores(work: Work, personal: Tree, data: View) -> Scores:
         outputs = [work.algorithm.predict(work.task, personal, batch.x) for batch in data.blocks(split)]
         return work.task.metrics(torch.cat(outputs), data.targets(split, with_x=work.task.scores_need_x))
 
-    return Scores(on("validation"), on("test"))
+    return Scores(on("validation"), on("test"), _error(work, personal, data.truth))
+
+
+def _error(work: Work, personal: Tree, truth: Tensor | None) -> Tensor:
+    if truth is None or not isinstance(personal, Model):
+        return torch.full((), torch.nan, dtype=work.task.dtype)
+    return total_error(identified(work.task, personal.theta), truth)
 
 
 _JOBS: dict[Job, Callable[[Work, Message, Tree, View, Any], Tree]] = {
-    "local": _local, "score": _score, "score_newcomer": _score_newcomer,
+    "local": _local, "opening": _opening, "score": _score, "score_newcomer": _score_newcomer,
     "personalize": _personalize, "adapt": _adapt,
 }
 _SPLITS: dict[Job, tuple[SplitName, ...]] = {
-    "local": ("train", "validation"), "score": ("train", "validation", "test"),
+    "local": ("train", "validation"), "opening": ("train", "validation"),
+    "score": ("train", "validation", "test"),
     "score_newcomer": ("train", "validation", "test"), "personalize": ("train", "validation"),
     "adapt": ("train", "validation"),
 }

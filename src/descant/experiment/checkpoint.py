@@ -83,7 +83,8 @@ class Keeper:
             self.best = Snapshot(about["round"], _tree(kept, "server", training.server), self._best_store)
         if journal.exists():
             rows = _tree(tensors, "rows", training.store.template)
-            training.store.stage(tensors["clients"].numpy(), rows, training.number)
+            clients = tensors["clients"].numpy()
+            training.store.stage(clients, rows, training.store.last_round[clients])
             if not self._read_only:
                 self._apply(facts["promote"])
             elif facts["promote"]:

@@ -38,7 +38,9 @@ class Experiment:
 
     @classmethod
     def parse(cls, tables: Mapping[str, Any]) -> Experiment:
-        """The experiment that the sections of a TOML file describe."""
+        """The experiment that the sections of a TOML file describe. Its [[algorithms]] are not part of it:
+        they are what a comparison runs besides."""
+        tables = {name: table for name, table in tables.items() if name != "algorithms"}
         for section, table in tables.items():
             if section not in (*SECTIONS, "schema"):
                 raise unknown("section", section, (*SECTIONS, "schema"))
@@ -75,13 +77,15 @@ class Experiment:
 
 
 def parse_algorithm(table: Mapping[str, Any], where: str = "algorithm") -> Algorithm:
-    """The method that a table with `name` and the method's own fields describes."""
+    """The method that a table with `name` and the method's own fields describes. Its `label` is what a
+    comparison calls it."""
     if "name" not in table:
         raise UsageError(f"{where}.name is missing: known are {', '.join(sorted(ALGORITHMS))}")
     name = table["name"]
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise unknown(f"{where}.name", name, ALGORITHMS)
-    return fields.parse(ALGORITHMS[name], {k: v for k, v in table.items() if k != "name"}, where)
+    own = {key: value for key, value in table.items() if key not in ("name", "label")}
+    return fields.parse(ALGORITHMS[name], own, where)
 
 
 def demo() -> Experiment:

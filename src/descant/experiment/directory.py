@@ -5,6 +5,7 @@
     clients.csv     one row per evaluated round and client
     summary.json    the last and the validation-best round
     curve.png       the same to look at
+    clusters.png    who was in which cluster, for methods that have clusters
     checkpoint/     the state to resume from
 
 Lines are appended before their round is committed; `truncate` drops those of a round that was not.

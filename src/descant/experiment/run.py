@@ -33,6 +33,7 @@ from descant.experiment.checkpoint import Keeper, Snapshot
 from descant.experiment.config import Experiment, differences
 from descant.files import locked
 from descant.pool import Federation
+from descant.report.clusters import draw_clusters
 from descant.report.curve import draw_curve
 from descant.task import ModuleTask, Task
 from descant.tree import Tree, take
@@ -204,6 +205,7 @@ class Run:
             with _shielded(), self._writing():
                 layout.write_summary(self.directory, self.summary)
                 draw_curve(self.history, self.best_round, self.directory / "curve.png")
+                draw_clusters(self.history, self.directory / "clusters.png")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

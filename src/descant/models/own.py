@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from descant.errors import UsageError, unknown
 from descant.models.base import Facts, NetworkSpec
-
-_FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+from descant.place import imported, is_place
 
 
 @dataclass(frozen=True)
@@ -35,7 +29,7 @@ class OwnModel(NetworkSpec):
     arguments: Mapping[str, Any] = field(default_factory=dict)  # what TOML can say
 
     def __post_init__(self) -> None:
-        if not isinstance(self.place, str) or not _FORM.fullmatch(self.place):
+        if not is_place(self.place):
             raise UsageError('your own model must read "package.module:function", such as '
                              f'"my_package.nets:make_model", not {self.place!r}')
         object.__setattr__(self, "arguments", {str(key): _plain(value, f"model.{key}")
@@ -71,23 +65,7 @@ class OwnModel(NetworkSpec):
         return module
 
     def _import(self) -> Callable[..., Any]:
-        path, _, attribute = self.place.partition(":")
-        here = str(Path.cwd())
-        if not {"", here} & set(sys.path):
-            sys.path.append(here)  # stays: worker processes import the network's class again
-        try:
-            with torch.random.fork_rng(devices=[]):  # what it draws at its first import must not matter
-                module = importlib.import_module(path)
-        except Exception as error:
-            missing = isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")
-            reason = (f"there is no module {error.name!r} in this Python or in the current directory"
-                      if missing and isinstance(error, ModuleNotFoundError)
-                      else f"its import fails with {type(error).__name__}: {error}")
-            raise UsageError(f"model.name {self.place}: {reason}") from error
-        if not hasattr(module, attribute):
-            names = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
-            raise unknown(f"model.name {self.place}: name in module {path}", attribute, names)
-        make: Callable[..., Any] = getattr(module, attribute)
+        make: Callable[..., Any] = imported(self.place, "model.name")
         if not callable(make) or isinstance(make, nn.Module):
             raise UsageError(f"model.name {self.place}: it must be a function or class that makes an "
                              f"nn.Module, not an object of type {type(make).__name__}")

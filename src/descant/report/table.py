@@ -24,7 +24,9 @@ def show_summary(console: Console, summary: dict[str, Any], directory: Path | No
     """Print the figures of the last and the best round, and what the run cost."""
     console.print(Group("", _figures(summary), "", _facts(summary)))
     if directory is not None:  # apart, unwrapped: paths are to be copied
-        for label, path in (("curve", directory / "curve.png"), ("directory", directory)):
+        clusters = directory / "clusters.png"
+        drawn = {"curve": directory / "curve.png"} | ({"clusters": clusters} if clusters.exists() else {})
+        for label, path in (drawn | {"directory": directory}).items():
             console.print(f"{label:<16}{path}", soft_wrap=True)
 
 

@@ -1,0 +1,117 @@
+"""The dichotomous strategy: alone or all together, each client takes what serves it better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from descant.algorithm import Algorithm, ClientData, Message, Round, Weights, average
+from descant.fields import hyper
+from descant.solve import SGD, Solver, descend
+from descant.task import Batch, Task
+from descant.tree import Tree, map_tree
+from descant.vector import Model
+
+
+class Server(NamedTuple):
+    w: Model
+    initial: Model  # where a newcomer begins to train alone
+
+
+class Carry(NamedTuple):
+    """A model on its way, with the state of its solver."""
+
+    model: Model
+    state: Tree
+
+
+@dataclass(frozen=True)
+class Dichotomous(Algorithm):
+    """A client's own model or the one of all, whichever is better on its validation data.
+
+    Half of each client's training rows (every second one) is for purely local training, the other half for
+    the model of all:
+        theta_i <- theta_i - lr grad f_i(theta_i)   persistent, on batches of the first half;
+        w_i <- w_i - lr grad f_i(w_i)               from w_i = w, on batches of the second half, uploaded.
+    Server:  w <- sum_{i in S} p_i w_i.
+    The client predicts with theta_i if its mean validation loss is lower than w's, else with w.
+
+    The paper compares the two on test data, which is no way to choose: here test data only tells how good
+    the choice was. A client without validation rows takes w, because its training loss would nearly always
+    speak for theta_i. The model of all is trained by FedAvg, as in the paper's experiments; with one step on
+    a full batch in each round that is GlobalTrain. `split = "none"` gives both models all rows (the
+    paper's "hypothetical scenario"). A newcomer trains theta_i alone for the local work of one round, from
+    the common initial model, and chooses as the others do.
+    """
+
+    name: ClassVar[str] = "dichotomous"
+    citation: ClassVar[str] = (
+        "Chen, Zheng, Long, Su: Minimax Estimation for Personalized Federated Learning: An Alternative "
+        "between FedAvg and Local Training? JMLR 2023, arXiv:2103.01901"
+    )
+    disjoint_batches: ClassVar[bool] = True
+
+    solver: Solver = hyper(SGD(lr=0.01), "local optimizer of both models")
+    split: Literal["halves", "none"] = hyper("halves", "whether the two models have separate training rows")
+    weights: Weights = hyper("samples", "what a client counts in the average")
+
+    def batches_per_step(self) -> int:
+        return 2 if self.split == "halves" else 1
+
+    def init_server(self, task: Task, model: Model, round: Round) -> Server:
+        return Server(model, map_tree(torch.clone, model))
+
+    def init_client(self, task: Task, model: Model) -> Model:
+        return model
+
+    def broadcast(self, server: Server, round: Round) -> Message:
+        return Message(shared=server.w)
+
+    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Model, Model]:
+        def step(carry: tuple[Carry, Carry], *batches: Batch) -> tuple[Carry, Carry]:
+            own, pooled = carry
+            return self._descend(task, own, batches[0]), self._descend(task, pooled, batches[-1])
+
+        own, pooled = data.scan(step, (self._start(state), self._start(message.shared)))
+        return pooled.model, own.model
+
+    def aggregate(self, server: Server, uploads: Model, round: Round) -> tuple[Server, dict[str, Any]]:
+        return server._replace(w=average(uploads, round.weights(self.weights))), {}
+
+    def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
+        return better(task, state, message.shared, data)
+
+    def newcomer(self, server: Server, round: Round) -> Message:
+        return Message(shared=server)
+
+    def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
+        w, initial = message.shared
+
+        def step(own: Carry, *batches: Batch) -> Carry:
+            return self._descend(task, own, batches[0])
+
+        return better(task, data.scan(step, self._start(initial)).model, w, data)
+
+    def global_model(self, server: Server) -> Model:
+        return server.w
+
+    def _start(self, model: Model) -> Carry:
+        return Carry(model, self.solver.init(model.theta))
+
+    def _descend(self, task: Task, carry: Carry, batch: Batch) -> Carry:
+        return Carry(*descend(task, carry.model, batch, self.solver, state=carry.state))
+
+
+def better(task: Task, own: Model, shared: Model, data: ClientData) -> Model:
+    """The model of ONE client with the lower validation loss: `shared` if there is no telling."""
+
+    def losses(batch: Batch) -> Tensor:
+        return torch.stack([task.loss(own, batch), task.loss(shared, batch)])
+
+    own_loss, shared_loss = data.mean(losses, "validation")
+    is_better = own_loss < shared_loss  # False where a loss is NaN, as it is on no rows
+    chosen: Model = map_tree(lambda a, b: torch.where(is_better, a, b), own, shared)
+    return chosen

@@ -1,0 +1,134 @@
+"""One-stage FedProx: local and global models of FedProx's objective, learned together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from descant.algorithm import ClientData, Message, Round, Weights, average
+from descant.belief import Belief, SharedPrior, Told
+from descant.errors import UsageError
+from descant.fields import hyper
+from descant.precision import Lam, strongest, unstable
+from descant.prior import Gaussian
+from descant.solve import SGD, descend
+from descant.task import Batch, Task
+from descant.theory.moreau import corollary_steps
+from descant.vector import Model
+
+
+class Schedule(NamedTuple):
+    eta: float
+    gamma: float | None
+    K: int
+
+
+@dataclass(frozen=True)
+class OneStageFedProx(SharedPrior):
+    """Minimises sum_i p_i (L_i(w_i) + lam/2 ||w_i - w_g||^2) over w_g and all w_i (Algorithm 1).
+
+    Client, from its own w_i of the last time, K times for each batch:
+        w_i <- w_i - eta (grad L_i(w_i) + lam (w_i - w_g)).
+    Server:  w_g <- w_g - gamma lam (w_g - sum_{i in S} p_i w_i).
+
+    The client predicts with w_i; one that is absent keeps it. The paper's form with full gradients is
+    batch = "full", one local step and K; its form with minibatches is K = 1 and some epochs. Without a gamma
+    it is 1 / lam, as in the paper's experiments on real data: then w_g is the mean of the w_i. With
+    steps = "theory", eta, gamma and K are those of Corollary 1 for the L and mu that are given.
+
+    lam may differ from client to client (objective 18, which the paper leaves open) or follow a rule. The
+    server's step is then w_g <- w_g - gamma sum_i p_i lam_i (w_g - w_i), and without a gamma w_g goes to the
+    minimiser sum_i p_i lam_i w_i / sum_i p_i lam_i.
+
+    The authors' experiments state gamma = 1 / L_g = (lam + L) / (lam L) on synthetic data, which Theorem 2
+    excludes, and their code does not reach: it takes the mean over all clients, also over those not sampled.
+    Here the server averages the clients that took part. A newcomer does the work of one round from w_g.
+    """
+
+    name: ClassVar[str] = "one_stage_fedprox"
+    citation: ClassVar[str] = (
+        "Yu, He, Sun, Xue, Li: The Effect of Personalization in FedProx: A Fine-grained Analysis on "
+        "Statistical Accuracy and Communication Efficiency. 2024, arXiv:2410.08934"
+    )
+
+    lam: Lam = hyper(0.1, "strength of the pull of the local models to the global one", above=0)
+    steps: Literal["given", "theory"] = hyper("given", "eta, gamma and K: as given, or those of Corollary 1")
+    eta: float = hyper(0.01, "step size of the local models", above=0)
+    gamma: float | None = hyper(None, "step size of the global model; absent: 1 / lam", above=0)
+    K: int = hyper(1, "gradient steps for each batch", low=1)
+    L: float | None = hyper(None, "smoothness of the clients' losses, where it is known", above=0)
+    mu: float | None = hyper(None, "their strong convexity, where it is known", above=0)
+    weights: Weights = hyper("uniform", "what a client counts in the average")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.L is not None and self.mu is not None and self.mu > self.L:
+            raise UsageError(f"{self.name}: mu = {self.mu:g} is greater than L = {self.L:g}; no loss is more "
+                             "strongly convex than it is smooth")
+        if self.steps == "theory":
+            if self.L is None or self.mu is None:
+                raise UsageError(f'{self.name}: steps = "theory" needs L and mu')
+            if not isinstance(self.lam, float):
+                raise UsageError(f'{self.name}: steps = "theory" needs one number for lam; where it differs '
+                                 "or changes, give eta, gamma and K")
+
+    def schedule(self) -> Schedule:
+        """The steps that are taken."""
+        if self.steps == "theory":
+            assert isinstance(self.lam, float) and self.L is not None and self.mu is not None
+            return Schedule(*corollary_steps(self.lam, self.L, self.mu))
+        return Schedule(self.eta, self.gamma, self.K)
+
+    def cautions(self) -> list[str]:
+        lam = strongest(self.lam)
+        if self.steps == "theory" or self.L is None or lam is None:
+            return unstable("eta", self.eta, self.lam) if self.steps == "given" else []
+        L, cautions = self.L, []
+        if self.eta * (L + lam) >= 2:
+            cautions.append(f"eta = {self.eta:g} with lam = {lam:g} and L = {L:g}: the local steps diverge; "
+                            f"they need eta < 2 / (L + lam) = {2 / (L + lam):g}")
+        if not isinstance(self.lam, float):
+            return cautions
+        bound = 1 / lam + 1 / L
+        if self.gamma is not None and self.gamma >= bound:
+            cautions.append(f"gamma = {self.gamma:g} with lam = {lam:g} and L = {L:g}: the global model need "
+                            f"not converge; Theorem 2 needs gamma < 1 / L_g = {bound:g}")
+        if self.mu is not None and (enough := corollary_steps(lam, L, self.mu).K) > self.K:
+            cautions.append(f"K = {self.K} with lam = {lam:g}, L = {L:g} and mu = {self.mu:g}: the rate of "
+                            f"Theorem 2 is promised from K = {enough} full gradient steps a round")
+        return cautions
+
+    def init_client(self, task: Task, model: Model) -> Model:
+        return model
+
+    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Told, Model]:
+        w_i = self._descended(task, state, self.prior(message), data)
+        return self.told(w_i, w_i, message), w_i
+
+    def _descended(self, task: Task, w_i: Model, prior: Gaussian, data: ClientData) -> Model:
+        eta, _, K = self.schedule()
+        solver = SGD(lr=eta)
+
+        def steps(w_i: Model, batch: Batch) -> Model:
+            for k in range(K):
+                w_i, _ = descend(task, w_i, batch.redrawn(k), solver, prior)
+            return w_i
+
+        w_i = data.scan(steps, w_i)
+        return w_i
+
+    def aggregate(self, server: Belief, uploads: Told, round: Round) -> tuple[Belief, dict[str, Any]]:
+        weights = round.weights(self.weights)
+        pulls = self.rule.pooled(server.pull, weights, round)
+        w_g = average(uploads.model, pulls.weights)
+        if (gamma := self.schedule().gamma) is not None:
+            step = gamma * pulls.precision * (server.mean.theta - w_g.theta)
+            w_g = Model(server.mean.theta - step, w_g.stats)
+        pull, report = self.rule.update(server.pull, uploads.evidence, weights, round)
+        return Belief(w_g, pull), report
+
+    def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
+        return state
+
+    def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
+        return self._descended(task, message.shared.mean, self.prior(message), data)
