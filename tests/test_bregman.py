@@ -1,4 +1,4 @@
-"""Families as Bregman generators keep to the identities of convex duality, and their envelopes to Eq. 2 and 13.
+"""Families as Bregman generators keep to the identities of duality, and their envelopes to Eq. 2 and 13.
 
 x and mu are mean parameters, y natural ones; x = grad g(y). Everything is in float64.
 """
@@ -38,12 +38,12 @@ def vector(*numbers: float) -> Tensor:
 
 
 def hyperbolic(y: Tensor) -> Tensor:
-    """The terms of g(y) = sum_j cosh(y_j): on all numbers, grad g = sinh, g*(x) = x asinh x - sqrt(1 + x^2)."""
+    """On all numbers: grad g = sinh, g*(x) = x asinh x - sqrt(1 + x^2)."""
     return torch.cosh(y)
 
 
 def coin(y: Tensor) -> Tensor:
-    return torch.nn.functional.softplus(y)
+    return torch.logaddexp(y, torch.zeros_like(y))
 
 
 def reciprocal(y: Tensor) -> Tensor:
@@ -69,10 +69,11 @@ CASES: dict[str, tuple[Family, Tensor, Tensor]] = {  # with two points of the do
     "bernoulli": (Bernoulli(), *SHARES),
     "poisson": (Poisson(), *POSITIVE),
     "exponential": (Exponential(), *POSITIVE),
-    "own cosh": (FromGenerator(hyperbolic), *SIGNED),
-    "own coin": (FromGenerator(coin, low=0.0, high=1.0), *SHARES),
-    "own reciprocal": (FromGenerator(reciprocal, start=-1.0, low=0.0), *POSITIVE),
-    "own multinomial": (FromGenerator(multinomial), *SIMPLEX),
+    # points near the start: ten steps are enough, and every call makes them all
+    "own cosh": (FromGenerator(hyperbolic, steps=10), *SIGNED),
+    "own coin": (FromGenerator(coin, low=0.0, high=1.0, steps=12), *SHARES),
+    "own reciprocal": (FromGenerator(reciprocal, start=-1.0, low=0.0, steps=12), *POSITIVE),
+    "own multinomial": (FromGenerator(multinomial, steps=10), *SIMPLEX),
 }
 every_family = pytest.mark.parametrize("case", CASES)
 
@@ -112,8 +113,8 @@ def test_fenchel(case: str) -> None:
 
 @every_family
 def test_the_hessian_of_the_conjugate(case: str) -> None:
-    """Its products with unit vectors are the derivatives of grad g*, and it is the inverse of the Hessian of g
-    at the dual point: grad g*(grad g(y)) = y, differentiated."""
+    """Its products with unit vectors are the derivatives of grad g*, and it is the inverse of the Hessian of
+    g at the dual point: grad g*(grad g(y)) = y, differentiated."""
     family, x, _ = CASES[case]
     y, units = family.grad_g_star(x), torch.eye(3, dtype=torch.float64)
     hessian = torch.stack([family.hessian_g_star(x, v) for v in units], 1)
@@ -127,8 +128,8 @@ def test_the_hessian_of_the_conjugate(case: str) -> None:
 
 @every_family
 def test_the_divergence(case: str) -> None:
-    """By its definition, and by the dual one (Eq. 18): D_{g*}(x, mu) = g*(x) + g(s) - <x, s>, s = grad g*(mu);
-    positive, and zero for equal points only."""
+    """By its definition, and by the dual one (Eq. 18): D_{g*}(x, mu) = g*(x) + g(s) - <x, s>, where s = grad
+    g*(mu); positive, and zero for equal points only."""
     family, x, mu = CASES[case]
     s = family.grad_g_star(mu)
     close(family.divergence(x, mu), family.g_star(x) - family.g_star(mu) - s @ (x - mu))
@@ -165,7 +166,8 @@ def test_divergences_are_relative_entropies() -> None:
     close(lam * FullGaussian(SIGMA).divergence(x, mu), kl(normal(x, sigma / lam), normal(mu, sigma / lam)))
     diagonal = torch.diag(vector(*VARIANCE))
     close(DiagonalGaussian(VARIANCE).divergence(x, mu), kl(normal(x, diagonal), normal(mu, diagonal)))
-    close(SphericalGaussian().divergence(x, mu), kl(distributions.Normal(x, 1.0), distributions.Normal(mu, 1.0)))
+    close(SphericalGaussian().divergence(x, mu),
+          kl(distributions.Normal(x, 1.0), distributions.Normal(mu, 1.0)))
     p, q = (torch.cat([each, 1 - each.sum(0, keepdim=True)]) for each in SIMPLEX)
     close(FromGenerator(multinomial).divergence(*SIMPLEX),
           kl(distributions.Categorical(p), distributions.Categorical(q)))
@@ -194,14 +196,14 @@ def test_a_family_from_its_generator_alone_is_the_one_that_was_written_out() -> 
 
 
 def test_newton_s_method_reaches_far() -> None:
-    """From y = -1, where a whole step for x = 1e4 would leave the domain y < 0 by 1e4; and where the curvature
-    of g is almost zero."""
+    """From y = -1, where a whole step for x = 1e4 would leave the domain y < 0 by 1e4; and where the
+    curvature of g is almost zero."""
     x = vector(1e-4, 1.0, 1e4)
-    close(FromGenerator(reciprocal, start=-1.0).grad_g_star(x), -1 / x, 1e-10)
+    close(FromGenerator(reciprocal, start=-1.0, steps=60).grad_g_star(x), -1 / x, 1e-10)
     x = vector(1e-9, 0.5, 1 - 1e-9)
-    close(FromGenerator(coin).grad_g_star(x), torch.logit(x), 1e-6)
+    close(FromGenerator(coin, steps=60).grad_g_star(x), torch.logit(x), 1e-6)
     x = vector(-1e8, 0.0, 1e8)
-    close(FromGenerator(hyperbolic).grad_g_star(x), torch.asinh(x), 1e-10)
+    close(FromGenerator(hyperbolic, steps=60).grad_g_star(x), torch.asinh(x), 1e-10)
 
 
 @every_family
@@ -271,7 +273,8 @@ def test_projections_keep_a_margin() -> None:
 
 @pytest.mark.parametrize(("family", "outside"), [
     (Bernoulli(), 3), (Poisson(), 2), (Exponential(), 2), (FromGenerator(coin), 2),
-    (FromGenerator(reciprocal, start=-1.0, low=0.0), 2), (FromGenerator(hyperbolic), 0), (SphericalGaussian(), 0),
+    (FromGenerator(reciprocal, start=-1.0, low=0.0), 2), (FromGenerator(hyperbolic), 0),
+    (SphericalGaussian(), 0),
 ])
 def test_models_outside_the_domain_are_refused(family: Family, outside: int) -> None:
     """-0.2, 0 and 1.5 of these; a family that knows nothing but g takes the edge 0 of its range for reached,
@@ -280,7 +283,8 @@ def test_models_outside_the_domain_are_refused(family: Family, outside: int) -> 
     if not outside:
         family.require(theta)
         return
-    with pytest.raises(UsageError, match=rf"{family.name}: {outside} of the 4 parameters .*name = \"gaussian\""):
+    reason = rf"{family.name}: {outside} of the 4 parameters .*name = \"gaussian\""
+    with pytest.raises(UsageError, match=reason):
         family.require(theta)
 
 
@@ -309,7 +313,7 @@ def test_families_refuse_nonsense(make: Any, reason: str) -> None:
 @pytest.mark.parametrize("family", [DiagonalGaussian(VARIANCE), FullGaussian(SIGMA)])
 def test_covariances_of_the_wrong_size_are_refused(family: Family) -> None:
     family.require(vector(1.0, 2.0, 3.0))
-    with pytest.raises(UsageError, match="3 .* for a model of 2 parameters"):
+    with pytest.raises(UsageError, match=r"3 .* for a model of 2 parameters"):
         family.require(vector(1.0, 2.0))
 
 
@@ -325,7 +329,7 @@ def test_covariances_may_be_arrays() -> None:
     assert FullGaussian(np.array(SIGMA)) == FullGaussian(SIGMA)  # type: ignore[arg-type]
 
 
-# -- envelopes ------------------------------------------------------------------------------------------------
+# -- envelopes ----------------------------------------------------------------------------------------------
 
 LAM = 1.7
 H = torch.tensor([[1.5, 0.2, -0.1], [0.2, 0.8, 0.3], [-0.1, 0.3, 2.0]], dtype=torch.float64)
@@ -339,10 +343,10 @@ def bowl(theta: Tensor) -> Tensor:
 @pytest.mark.parametrize("case", ["gaussian", "diagonal", "full"])
 @pytest.mark.parametrize("lam", [0.05, 1.7, 300.0])
 def test_the_proximal_map_of_a_quadratic(case: str, lam: float) -> None:
-    """Stationarity H (theta - a) + lam P (theta - mu) = 0 with P = Sigma^-1: theta = (H + lam P)^-1 (H a + lam P
-    mu). The envelope is the value there."""
-    sigma = {"gaussian": torch.eye(3), "diagonal": torch.diag(vector(*VARIANCE)), "full": torch.tensor(SIGMA, dtype=torch.float64)}
-    P = torch.linalg.inv(sigma[case].double())
+    """Stationarity H (theta - a) + lam P (theta - mu) = 0 with P = Sigma^-1 gives theta = (H + lam P)^-1
+    (H a + lam P mu). The envelope is the value there."""
+    sigma = {"gaussian": np.eye(3), "diagonal": np.diag(VARIANCE), "full": np.array(SIGMA)}
+    P = torch.linalg.inv(torch.from_numpy(sigma[case]))
     family, _, mu = CASES[case]
     expected = torch.linalg.solve(H + lam * P, H @ A + lam * P @ mu)
     close(proximal_map(bowl, mu, lam, family), expected, 1e-9)
@@ -382,7 +386,8 @@ def test_the_gradient_of_the_envelope(case: str) -> None:
     """Eq. 2: lam Hess g*(mu) (mu - prox(mu)), against differences of the envelope itself."""
     family, _, mu = CASES[case]
     found = envelope_gradient(bowl, mu, LAM, family)
-    close(found, finite_differences(lambda p: envelope(bowl, p, LAM, family), mu, 1e-5), 1e-7)
+    close(found, finite_differences(lambda p: envelope(bowl, p, LAM, family, tolerance=1e-8), mu, 1e-5),
+          1e-7)
     assert found.norm() > 0.1
 
 
@@ -392,15 +397,16 @@ def test_the_gradient_of_the_clients_objective(case: str) -> None:
     family, _, w = CASES[case]
 
     def f(theta: Tensor) -> Tensor:
-        return bowl(theta) + theta.pow(4).sum() / 4
+        return bowl(theta) + torch.logsumexp(2 * theta, 0)
 
     def mean(w: Tensor) -> Tensor:
-        return w - 0.02 * torch.func.grad(f)(w)
+        return w - 0.01 * torch.func.grad(f)(w)
 
     found = objective_gradient(f, mean, w, LAM, family)
-    close(found, finite_differences(lambda w: envelope(f, mean(w), LAM, family), w, 1e-5), 1e-6)
+    differences = finite_differences(lambda w: envelope(f, mean(w), LAM, family, tolerance=1e-8), w, 1e-5)
+    close(found, differences, 1e-6)
     without = envelope_gradient(f, mean(w), LAM, family)
-    assert (found - without).norm() > 5e-3  # the Jacobian of the mean is not I
+    assert (found - without).norm() > 1e-3  # the Jacobian of the mean is not I
 
 
 def test_the_proximal_map_refuses_what_it_cannot_do() -> None:

@@ -29,6 +29,7 @@ from descant.algorithms import (
     GlobalTrain,
     LocalTrain,
     OneStageFedProx,
+    pFedBreD,
     pFedGT,
     pFedMe,
 )
@@ -58,6 +59,10 @@ VARIANTS: dict[str, Algorithm] = {
     "ditto proximal": Ditto(lam=3.0, solver=Proximal(lr=0.05)),
     "pfedme start": pFedMe(start="w", weights="uniform", K=3),
     "scaffold I": SCAFFOLD(eta_l=0.05, option="I"),
+    "pfedbred": pFedBreD(K=2, eta_a=0.1),
+    "pfedbred code": pFedBreD(K=2, eta_a=0.1, strategy="mh_code", start="w", finetune=1),
+    "pfedbred exact": pFedBreD(K=2, eta_a=0.1, strategy="mh_nested", order="exact", start="mu"),
+    "pfedbred learned": pFedBreD(LearnedVariance(epsilon=1e-3), K=2, beta=2.0, weights="uniform"),
     "pfedgt literal": pFedGT(messages="minibatch", c_start="c_i", lam=0.7, start="initial"),
     "pfedgt alone": pFedGT(gamma=(0.5, 0.6, 0.7, 0.8, 1.0), rho=0.1, solver=Proximal(lr=0.05), start="w",
                            server_model=False),
@@ -399,6 +404,8 @@ def grad_steps(algorithm: Algorithm, batches: list[int]) -> int | None:
         pFedMe: getattr(algorithm, "K", None),  # steps on theta for each batch
         OneStageFedProx: getattr(algorithm, "K", None),
         SCAFFOLD: 1,
+        # beside the steps on theta: of the mean, and two for each product with a Hessian
+        pFedBreD: 2 + {"mh": 1, "mh_code": 2, "mh_nested": 2 + 5}.get(getattr(algorithm, "strategy", ""), 0),
         pFedGT: len(getattr(getattr(algorithm, "gamma", None), "candidates", "1")),  # a solve for each
         CGPFL: getattr(algorithm, "S", None),
     }
@@ -451,6 +458,7 @@ def test_bytes_are_those_of_the_tensors(method: str) -> None:
     expected = {"localtrain": 0, "fedavg": model, "fedprox": model, "ditto": model, "pfedme": model,
                 "globaltrain": model, "dichotomous": model, "scaffold": model + extra,
                 "one_stage_fedprox": model, "fedmap samples": model,
+                "pfedbred": model, "pfedbred learned": model + extra,
                 "one_stage_fedprox own lam": model + 4,  # lam_i down, ||w_i - w_g||^2 up
                 "cgpfl": model, "cgpfl own lam": model + 4, "cgpfl learned": model + extra,
                 "one_stage_fedprox learned": model + extra}  # the same of each parameter

@@ -67,12 +67,13 @@ class Faulty(Ditto):
             return upload, new
         if self.fault == "raise":
             raise Failure("the dog ate it\nand more")
+        theta, stats = upload.model
         faults: dict[str, Any] = {
-            "shape": Model(upload.theta[:-1], upload.stats),
+            "shape": upload._replace(model=Model(theta[:-1], stats)),
             "dtype": map_tree(Tensor.float, upload),
-            "parts": (upload.theta,),
-            "no tensor": Model(upload.theta, 0.5),  # type: ignore[arg-type]
-            "nan": Model(upload.theta * math.nan, upload.stats),
+            "parts": (theta,),
+            "no tensor": upload._replace(model=Model(theta, 0.5)),  # type: ignore[arg-type]
+            "nan": upload._replace(model=Model(theta * math.nan, stats)),
         }
         if self.fault == "inf in state":
             return upload, Model(new.theta / 0, new.stats)
@@ -110,11 +111,11 @@ def check_that_the_others_are_not_harmed(e: Engine, model: str, rounds: int) -> 
 
 REASONS = {
     "raise": "Failure: the dog ate it",
-    "shape": "upload.theta has shape (50,) of torch.float64, expected (51,)",
+    "shape": "upload.model.theta has shape (50,) of torch.float64, expected (51,)",
     "dtype": "torch.float32",
     "parts": "expected",
     "no tensor": "float",
-    "nan": "upload.theta is not finite",
+    "nan": "upload.model.theta is not finite",
     "inf in state": "state.theta is not finite",
 }
 
@@ -208,7 +209,7 @@ def test_what_is_rejected_counts_neither_in_the_average_nor_in_the_bytes_up() ->
         upload = e.backend.run("local", others, 1, message, e.training.store.read(others)).values.upload
         [report] = e.play(1)
         weights = torch.tensor([9, 5, 1, 3], dtype=torch.float64) / 18
-        torch.testing.assert_close(e.server.theta, weights @ upload.theta, rtol=0, atol=1e-14)
+        torch.testing.assert_close(e.model.theta, weights @ upload.model.theta, rtol=0, atol=1e-14)
         assert report.bytes_up == 4 * 51 * 8
         assert report.bytes_down == 5 * 51 * 8  # the culprit was sent the message, too
 

@@ -88,15 +88,14 @@ def test_one_stage_fedprox_with_lam_1_over_sigma2() -> None:
 
 def test_the_fixed_point() -> None:
     """w_g = (sum p A_i)^-1 sum p A_i a_i, and theta_i = A_i a_i + (I - A_i) w_g: as one-stage FedProx's, also
-    when local work is inexact, because theta_i goes on; with start = "global" that takes exact work. With
-    lam = 0.25 the eigenvalues of A_i are at least 0.44, by which gamma comes nearer in every round."""
+    when local work is inexact, because theta_i goes on. With lam = 0.25 the eigenvalues of A_i are at least
+    0.44, by which gamma comes nearer in every round."""
     lam = 0.25
     B = torch.linalg.solve(H + lam * I, H)
     w = torch.linalg.solve(torch.einsum("i,ijk->jk", COUNTS, B), torch.einsum("i,ijk,ik->j", COUNTS, B, A))
-    for method, steps in ((FedMAP(FixedVariance(4.0), SGD(lr=0.9), weights="samples"), 3),
-                          (FedMAP(FixedVariance(4.0), Proximal(lr=0.9), weights="samples"), 3),
-                          (FedMAP(FixedVariance(4.0), SGD(lr=1.0), weights="samples", start="global"), 40)):
-        with engine(method, FEDERATION, "quadratic", **settings(steps)) as e:
+    for solver in (SGD(lr=0.9), Proximal(lr=0.9)):
+        method = FedMAP(FixedVariance(4.0), solver, weights="samples")
+        with engine(method, FEDERATION, "quadratic", **settings(3)) as e:
             e.play(50)
             close(e.model.theta, w, 1e-9)
             close(e.personal().theta, local_solutions(w, lam), 1e-9)
@@ -235,16 +234,17 @@ THEOREM: dict[str, tuple[Any, Tree]] = {
 }
 
 
-@pytest.mark.parametrize("likelihood", ["mean", "sum"])
-@pytest.mark.parametrize("case", THEOREM)
+@pytest.mark.parametrize(("case", "likelihood"), [*((case, "mean") for case in THEOREM), ("learned", "sum"),
+                                                  ("input_convex", "sum")])
 def test_the_server_steps_down_the_gradient_of_m(case: str, likelihood: Any) -> None:
     """Theorem 1, for any prior: gamma+ = gamma - lambda grad M(gamma), M(gamma) = sum_k w_k min L_k + R. The
-    step of a round is held against Danskin's formula, and in three random directions against differences of M
+    step of a round is held against Danskin's formula, and in two random directions against differences of M
     itself, whose error is O(h^2) + O(eps / h). The variance has the step size of its rule: lambda here, so
-    that all of gamma takes one gradient step. Local steps shrink errors by 1 - 0.55 * 0.2: 200 make 1e-10."""
-    prior, server = THEOREM[case]
+    that all of gamma takes one gradient step. Local steps shrink errors by 1 - 0.55 * 0.2 = 0.89 at worst,
+    with the network by 0.83: 200 and 130 of them leave 1e-10."""
+    (prior, server), steps = THEOREM[case], 130 if case == "input_convex" else 200
     method = FedMAP(prior, SGD(lr=0.55), weights="samples", server_lr=LR, likelihood=likelihood)
-    with engine(method, FEDERATION, "quadratic", **settings(200)) as e:
+    with engine(method, FEDERATION, "quadratic", **settings(steps)) as e:
         losses = client_losses(e.training.work.task, e.training.work.federation, likelihood)
         gamma = gamma_of(server)
         e.training.server = server
@@ -253,12 +253,12 @@ def test_the_server_steps_down_the_gradient_of_m(case: str, likelihood: Any) -> 
     found = envelope(losses, prior, gamma, COUNTS)
     close(thetas, found.thetas, 1e-8)
     close(step, flat(found.grad), 1e-8)
-    directions = torch.from_numpy(np.random.default_rng(0).standard_normal((3, len(step))))
+    directions = torch.from_numpy(np.random.default_rng(0).standard_normal((2, len(step))))
 
     def M(along: Tensor) -> Tensor:
         return envelope(losses, prior, unflat(gamma, flat(gamma) + along @ directions), COUNTS).value
 
-    close(directions @ step, finite_differences(M, torch.zeros(3, dtype=torch.float64), 1e-5), 1e-7)
+    close(directions @ step, finite_differences(M, torch.zeros(2, dtype=torch.float64), 1e-5), 1e-7)
     assert (directions @ step).abs().min() > 0.1
 
 
@@ -302,14 +302,13 @@ def test_the_gaussian_prior_as_a_function_is_the_gaussian_prior() -> None:
 
 def test_rounds_with_any_prior_reach_the_minimiser_of_m() -> None:
     """Gradient descent on M ends where its gradient vanishes."""
-    with engine(FedMAP(Robust(), SGD(lr=0.5), weights="samples", server_lr=0.5), FEDERATION, "quadratic",
+    with engine(FedMAP(Robust(), SGD(lr=0.5), weights="samples", server_lr=2.0), FEDERATION, "quadratic",
                 **settings(5)) as e:
         losses = client_losses(e.training.work.task, e.training.work.federation)
         e.training.server = Learned(W0, NONE)
         e.play(100)
         found = envelope(losses, Robust(), e.server.gamma, COUNTS)
         close(e.personal().theta, found.thetas, 1e-8)
-        print(found.grad)
         close(found.grad, torch.zeros(4, dtype=torch.float64), 1e-8)
 
 
@@ -326,7 +325,7 @@ def test_the_stationary_point_of_mean_and_variance() -> None:
     method = FedMAP(prior, SGD(lr=0.8), weights="samples")
     with engine(method, FEDERATION, "quadratic", **settings(6)) as e:
         losses = client_losses(e.training.work.task, e.training.work.federation)
-        e.play(60)
+        e.play(90)
         mu, s = e.model.theta, e.server.pull
         thetas = e.personal().theta
         close(thetas, local_solutions(mu, 1 / (s + 0.5)), 1e-9)
@@ -381,14 +380,15 @@ def test_the_rule_is_the_one_that_other_methods_use() -> None:
 
 def test_adaptive_precision() -> None:
     """One number for all, or one for each client: then the mean is sum p lam theta / sum p lam."""
-    rule = Adaptive(pilot=0.5, rounds=1, c=2.0, per_client=True)
+    rule = Adaptive(pilot=0.5, rounds=1, c=0.5, cap=1.0, per_client=True)
     with engine(FedMAP(rule, SGD(lr=0.9), weights="samples"), FEDERATION, "quadratic", **settings(40)) as e:
         e.play()
         first = e.personal().theta
         close(first, local_solutions(torch.zeros(4, dtype=torch.float64), 0.5), 1e-6)
         close(e.model.theta, COUNTS @ first, 1e-12)
         R2 = (first - e.model.theta).square().sum(1)
-        lam = torch.where(R2 * N >= 1, 2 / (N * R2), 2 / (N * R2).sqrt()).clamp(max=100)
+        lam = torch.where(R2 * N >= 1, 0.5 / (N * R2), 0.5 / (N * R2).sqrt()).clamp(max=1)
+        assert len(set(lam.tolist())) > 2
         close(e.server.pull.lam, lam, 1e-12)
         e.play()
         theta, pull = e.personal().theta, COUNTS * lam
@@ -399,8 +399,8 @@ def test_adaptive_precision() -> None:
 
 
 def test_the_weights_are_those_of_direct_computation() -> None:
-    """Where likelihoods are not too small to compute: omega_k = prod_i exp(-loss) rho(theta_k) as printed (the
-    density's constant cancels); tempered omega^(1/T); mean-log exp(log omega / N_k); counts N_k."""
+    """Where likelihoods are not too small to compute: omega_k = prod_i exp(-loss) rho(theta_k), as printed
+    (the density's constant cancels); tempered omega^(1/T); mean-log exp(log omega / N_k); counts N_k."""
     lam, T = 1 / SIGMA2, 3.0
     thetas = local_solutions(W0, lam)
     omega = (-mean_losses(thetas)).exp() ** N * (-lam / 2 * (thetas - W0).square().sum(1)).exp()
@@ -435,8 +435,8 @@ def test_likelihoods_far_beyond_floating_point(dtype: torch.dtype) -> None:
         close(rounded, exact, 0.01 if dtype == torch.float32 else 1e-9)
         for kind in ("mean_log", "samples", "uniform"):
             close(client_weights(kind, logs.to(dtype), sizes), half, 1e-6)
-    logs = torch.tensor([-3e38, -1.0, 3e38], dtype=dtype)
-    close(client_weights("omega", logs, torch.ones(3, dtype=dtype)), torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), 0)
+    logs, winner = torch.tensor([-3e38, -1.0, 3e38], dtype=dtype), torch.tensor([0.0, 0.0, 1.0])
+    close(client_weights("omega", logs, torch.ones(3, dtype=dtype)), winner.double(), 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -606,7 +606,6 @@ def test_a4_by_rounds() -> None:
     with engine(method, federation, "mclr", local={"steps": 40}, batch="full", backend="vectorised") as e:
         e.play(30)
         mu, s, theta = a4_minimum(0)
-        print((e.model.theta- mu).abs().max(), (e.server.pull- s).abs().max(), (e.personal().theta- theta).abs().max())
         close(e.model.theta, mu, 1e-3)
         close(e.server.pull, s, 1e-3)
         close(e.personal().theta, theta, 1e-3)

@@ -74,8 +74,8 @@ def test_the_theorem_s_rule_keeps_to_what_the_proof_needs() -> None:
     """(81): lam <= rho^2 / (n mu R^2) where R > 1/sqrt(n), elsewhere lam >= a_1 (54) and a_2 (75). The rule
     is the simplification (82), which must not ask for less than these."""
     jumps = 0
-    grid = itertools.product(np.geomspace(1e-4, 10, 12), (2.0, 50.0), (3, 300), (1.0, 20.0), (0.1, 1.0),
-                             (0.05, 4.0))
+    grid = itertools.product(np.geomspace(1e-4, 10, 12), (2.0, 50.0), (3, 30000), (1.0, 3.0, 20.0),
+                             (0.1, 1.0), (0.05, 4.0))
     for R, n, m, L, mu, rho in grid:
         N, kappa = n * m, L / mu
         lam = theorem_lambda(R, n, N, L=L, mu=mu, rho=rho).lam

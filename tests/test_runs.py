@@ -15,7 +15,9 @@ from descant import DescantError, UsageError
 from descant.algorithms import Ditto, FedAvg, LocalTrain, pFedMe
 from descant.division import SPLITS
 from descant.engine.settings import Train
+from descant.experiment.config import parse_algorithm
 from descant.experiment.run import Interrupted
+from descant.solve import SGD, Adam
 
 FEDERATION = descant.federation("digits", partition="dirichlet", clients=6, alpha=0.3)
 SMALL = {"rounds": 2, "cohort": 3, "local": {"steps": 2}, "eval": {"every": 1}, "backend": "vectorised"}
@@ -62,6 +64,16 @@ def test_mistakes_are_told_before_anything_is_written(settings, hint, tmp_path):
     with pytest.raises(UsageError, match=hint):
         run(**settings)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_table_without_a_name_changes_the_default_and_nothing_else():
+    """FedMAP's optimizer is Adam with lr 1e-4: a setting of one field must not make it another optimizer."""
+    changed = parse_algorithm({"name": "fedmap", "solver": {"weight_decay": 0.1}})
+    assert changed.solver == Adam(1e-4, weight_decay=0.1)
+    assert parse_algorithm({"name": "fedmap", "solver": {"name": "adam"}}).solver == Adam()
+    assert parse_algorithm({"name": "fedmap", "solver": {"name": "sgd"}}).solver == SGD()
+    with pytest.raises(UsageError, match=r"algorithm\.solver field 'momentum'"):
+        parse_algorithm({"name": "fedmap", "solver": {"momentum": 0.9}})
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -293,6 +293,11 @@ def test_the_steps_of_corollary_1_meet_condition_12(lam: float, L: float, mu: fl
     assert left == pytest.approx(expected, rel=1e-6, abs=1e-100)
 
 
+def test_the_steps_of_corollary_1_by_hand() -> None:
+    """lam = 1, L = 10, mu = 1: eta = 1/11, gamma = 11/20, K >= 2 + 5.5 ln(105600) = 65.6."""
+    assert moreau.corollary_steps(1.0, 10.0, 1.0) == (pytest.approx(1 / 11), pytest.approx(11 / 20), 66)
+
+
 def test_what_condition_12_refuses() -> None:
     lam, L, mu = 0.5, 1.0, 0.1
     eta, gamma, K = moreau.corollary_steps(lam, L, mu)

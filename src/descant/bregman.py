@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, jacrev
 
@@ -243,7 +242,7 @@ class Bernoulli(Generator):
     eps: float = hyper(1e-6, "least distance of a parameter from 0 and 1", above=0, below=0.5)
 
     def g(self, y: Tensor) -> Tensor:
-        return F.softplus(y).sum()
+        return torch.logaddexp(y, torch.zeros_like(y)).sum()  # torch's softplus is rounded above 20
 
     def grad_g(self, y: Tensor) -> Tensor:
         return torch.sigmoid(y)
@@ -350,9 +349,6 @@ class Exponential(Generator):
 
 # -- a family from g alone ------------------------------------------------------------------------------
 
-_NEWTON = 50  # steps, for every client alike: a loop under vmap cannot end early
-
-
 @dataclass(frozen=True)
 class FromGenerator(Generator):
     """Your own family from its g alone; everything else by autograd.
@@ -371,7 +367,8 @@ class FromGenerator(Generator):
     domain: ClassVar[str] = "values of grad g"
 
     generator: str | Callable[[Tensor], Tensor] = hyper("", "g: a function, or \"package.module:function\"")
-    start: float = hyper(0.0, "a point inside the domain of g")
+    start: float = hyper(0.0, "a point inside the domain of g, where Newton's method begins")
+    steps: int = hyper(30, "Newton steps to invert grad g", low=1)
     low: float | None = hyper(None, "lower end of the means")
     high: float | None = hyper(None, "upper end of the means")
     eps: float = hyper(1e-6, "least distance of a parameter from low and high", above=0)
@@ -403,7 +400,7 @@ class FromGenerator(Generator):
         y = torch.full_like(x, self.start)
         here = self._expanded(y)
         share = torch.ones_like(x)  # of the Newton step: smaller where a whole one makes things worse
-        for _ in range(_NEWTON):
+        for _ in range(self.steps):  # all of them: a loop under vmap cannot end early
             tried = y - share * here.solve(here.slope - x)
             there = self._expanded(tried)
             old, new = here.slope - x, there.slope - x
@@ -438,6 +435,8 @@ class FromGenerator(Generator):
         return y - step
 
     def _expanded(self, y: Tensor) -> Expansion:
+        derivative = grad if self._terms(y).dim() else jacrev
+
         def value(y: Tensor) -> tuple[Tensor, Tensor]:
             terms = self._terms(y)
             return terms.sum(), terms
@@ -446,7 +445,7 @@ class FromGenerator(Generator):
             gradient, terms = grad(value, has_aux=True)(y)
             return gradient.sum() if terms.dim() else gradient, (terms, gradient)
 
-        curvature, (terms, gradient) = jacrev(slope, has_aux=True)(y)
+        curvature, (terms, gradient) = derivative(slope, has_aux=True)(y)
         return Expansion(terms, gradient, curvature)
 
 

@@ -257,8 +257,9 @@ def advise(
       descant advise experiment.toml --set model.name=dnn --json
     """
     with _failures_told("stopped"):
-        if ridge is not None and not 0 < ridge < math.inf:
-            raise UsageError(f"--ridge must be a number greater than 0, not {ridge:g}")
+        for name, value, top in (("ridge", ridge, math.inf), ("cap", cap, math.inf), ("eps", eps, 1)):
+            if value is not None and not 0 < value < top:  # told before the clients are asked
+                raise UsageError(f"--{name} must be greater than 0 and less than {top:g}, not {value:g}")
         from descant.experiment import config
         from descant.progress import counting
         from descant.report.advice import show_advice

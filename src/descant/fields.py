@@ -73,11 +73,21 @@ def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     for key in table:
         if key not in known:
             raise unknown(f"{where} field", key, known)
-    values = {key: coerce(value, hints[key], f"{where}.{key}") for key, value in table.items()}
+    defaults = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values = {key: coerce(_completed(value, defaults[key]), hints[key], f"{where}.{key}")
+              for key, value in table.items()}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.name in values:  # told by the name it has in the file
             _check_bounds(values[field.name], field.metadata.get("bounds", {}), f"{where}.{field.name}")
     return cls(**values)
+
+
+def _completed(value: Any, default: Any) -> Any:
+    """A table without a name changes some fields of the default: `solver.lr = 0.1` does not change the
+    optimizer."""
+    if not isinstance(value, Mapping) or "name" in value or not dataclasses.is_dataclass(default):
+        return value
+    return {**dump(default), **value} if _is_named(type(default)) else value
 
 
 def dump(value: Any) -> Any:

@@ -71,10 +71,10 @@ class CGPFL(Algorithm):
         e(K) = sqrt(d K / m  max(ln(e m / d), 0)) + mu cost(K),   K <= K_max and half of the participants,
     where cost(K) = sum_i (m_i / m) ||w_i - w_{k(i)}||^2 (12). The printed logarithm is negative for d > e m;
     0 in its place leaves the cost alone, and K is the largest. Theorem 2 has lam + L/2 for mu; but the first
-    uploads lie near each other, and mu is in effect a knob for K. The paper gives none. The default was set by
-    its setting of 40 clients of Fashion-MNIST, where less than 120 leads to K = 1, 200 to about 10 and more
-    than 260 to 20; elsewhere it may have to be ten times as large. The report of the round (`choice`) says
-    which K every mu would choose. `K_by_validation` is another way to K.
+    uploads lie near each other, and mu is in effect a knob for K. The paper gives none. The default was set
+    by its setting of 40 clients of Fashion-MNIST, where less than 120 leads to K = 1, 200 to about 10 and
+    more than 260 to 20; elsewhere it may have to be ten times as large. The report of the round (`choice`)
+    says which K every mu would choose. `K_by_validation` is another way to K.
 
     `lam` can follow a rule, each cluster its own; the rules start anew when the clusters are made. A client
     that moves is evidence for the cluster it comes to, though it was measured from the one it left.

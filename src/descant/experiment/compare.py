@@ -14,8 +14,11 @@ import io
 import json
 import math
 import multiprocessing
+import os
 import signal
 import statistics
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -148,8 +151,16 @@ def carry_out(planned: list[Planned], jobs: int, progress: Callable[[int], None]
 
 
 def _quiet() -> None:
-    """Workers are stopped by their parent: a Ctrl-C is its business."""
+    """Workers are stopped by their parent: a Ctrl-C is its business. If it is killed, they end by themselves,
+    lest they hold their runs' directories."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)  # as a kill would: at most the current round is lost
 
 
 def _play(planned: Planned) -> None:

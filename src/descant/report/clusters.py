@@ -41,8 +41,8 @@ def draw_clusters(history: list[dict[str, Any]], path: Path) -> None:
     for axes in figure.axes:
         axes.tick_params(labelsize=8)
         axes.title.set_fontsize(10)
-        axes.xaxis.label.set_size(9)
-        axes.yaxis.label.set_size(9)
+        axes.xaxis.label.set_fontsize(9)
+        axes.yaxis.label.set_fontsize(9)
         axes.xaxis.set_major_locator(_whole(8))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})

@@ -62,9 +62,9 @@ def proximal_map(f: Function, mu: Tensor, lam: float, family: Family, *, toleran
                        f"by {float(moved):.1e}; allow more steps, or a larger tolerance than {tolerance:g}")
 
 
-def envelope(f: Function, mu: Tensor, lam: float, family: Family) -> Tensor:
-    """min_theta f(theta) + lam D_{g*}(theta, mu)."""
-    theta = proximal_map(f, mu, lam, family)
+def envelope(f: Function, mu: Tensor, lam: float, family: Family, *, tolerance: float = 1e-12) -> Tensor:
+    """min_theta f(theta) + lam D_{g*}(theta, mu); theta to within `tolerance`, the value to its square."""
+    theta = proximal_map(f, mu, lam, family, tolerance=tolerance)
     return f(theta) + lam * family.divergence(theta, mu)
 
 

@@ -2,6 +2,11 @@
 
 For losses that are convex and models that are small: the inner problems are solved to rounding by Newton's
 method, so that M and its gradient are exact, and what a round of FedMAP does can be held against them.
+
+That a round is a gradient step (Theorem 1) needs only that each inner minimum is unique. That M has one
+minimum, to which the rounds come, the paper derives from an R that is strongly convex in (theta, gamma)
+together; its own Gaussian ||theta - gamma||^2 is not (it is flat along theta = gamma), and M is then strongly
+convex only where a strongly convex L_k makes it so. Lemma 1 adds the epsilon terms for this.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ def heterogeneity(models: Tensor, noise: Tensor, weights: Tensor | None = None) 
     """R from estimated models [clients, d] whose expected squared errors are `noise` [clients].
 
     ||w_i - w_g||^2 with w_g = sum_j p_j w_j is too large by (1 - 2 p_i) noise_i + sum_j p_j^2 noise_j on
-    average, where the errors are independent. That is taken off; a square below 0 counts as 0. `weights` are
-    the p_i; all alike without.
+    average, where the errors are independent. That is taken off; a square below 0 counts as 0. What a ridge
+    has shrunk stays shrunk. `weights` are the p_i; all alike without.
     """
     p = torch.full((len(models),), 1 / len(models), dtype=models.dtype) if weights is None else weights
     seen = (models - p @ models).square().sum(1)

@@ -146,8 +146,8 @@ def response_matrix(H: Tensor, *, gamma: Tensor | float, mu: float, rho: float =
 
 
 def equilibrium(H: Tensor, a: Tensor, *, gamma: Tensor | float, mu: float, rho: float = 0.0) -> Tensor:
-    """The Nash equilibrium w = R(w), by one linear solve: [m, d]. There may be many (gamma = mu = rho = 0 asks
-    only that the gradients sum to zero), which is refused."""
+    """The Nash equilibrium w = R(w), by one linear solve: [m, d]. There may be many (gamma = mu = rho = 0
+    only asks for gradients that sum to zero), which is refused."""
     alone = best_responses(H, a, torch.zeros_like(a), gamma=gamma, mu=mu, rho=rho)
     J = response_matrix(H, gamma=gamma, mu=mu, rho=rho)
     system = torch.eye(len(J), dtype=J.dtype) - J
