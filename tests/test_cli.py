@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 import descant
-from descant.algorithms import ALGORITHMS
+from descant.algorithms import ALGORITHMS, FedAvg, pFedMe
 from descant.catalogue import REGISTRIES
 from descant.cli import main
 from descant.engine.choose import Measured
@@ -150,7 +150,9 @@ def test_show(kind, name):
 
 def test_show_gives_type_and_default():
     pfedme = call("show", "pfedme").out
-    assert re.search(r"^ +lam +15\.0 +strength of the pull of theta to w +number *$", pfedme, re.M)
+    assert re.search(r"^ +lam +15\.0 +strength of the pull of theta to w +number or list of number or "
+                     r"\{ adaptive \} or \{ learned \} *$", pfedme, re.M)
+    assert re.search(r"^ +eta +0\.005 +step size of w +number *$", pfedme, re.M)
     ditto = call("show", "ditto").out
     assert re.search(r'^ +solver +\{ name = "sgd" \} ', ditto, re.M)
     assert re.search(r"^ +beta2 +0\.999 ", ditto, re.M)
@@ -519,7 +521,7 @@ def test_a_damaged_checkpoint_is_an_error(run_copy, file, damage, words):
 
 def a_run(rounds: int = 12, **train: object) -> SimpleNamespace:
     setup = SimpleNamespace(
-        train=Train(rounds=rounds, **train), origin=None, algorithm=SimpleNamespace(name="fedavg"),
+        train=Train(rounds=rounds, **train), origin=None, algorithm=FedAvg(),
         federation=SimpleNamespace(population=9, notes=()), task=SimpleNamespace(dim=1))
     return SimpleNamespace(setup=setup, rounds=0, directory=None)
 
@@ -539,6 +541,15 @@ def watched(run: SimpleNamespace, rows: list[dict], measured: list[Measured], **
         for row in rows:
             progress.played(row)
     return console.file.getvalue()
+
+
+def test_cautions_are_told() -> None:
+    run = a_run()
+    run.setup.algorithm = pFedMe(alpha=0.2, lam=15.0, eta=0.1)
+    out = watched(run, [a_row(1)], [])
+    assert "caution: alpha = 0.2 with lam = 15: the steps diverge for any loss" in out
+    assert "at most 0.133333" in out
+    assert "caution: eta lam = 1.5: w overshoots theta; it needs eta <= 1 / lam = 0.0666667" in out
 
 
 def test_progress_in_lines():

@@ -254,8 +254,8 @@ def test_r_is_never_imaginary() -> None:
     ("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.4}, "mclr", 0.2 / 200),
 ])
 def test_the_noise_is_taken_off_r(dataset: str, fields: dict[str, Any], model: str, ridge: float) -> None:
-    """Over four seeds, the corrected R is much nearer to the known one on average. (A ridge shrinks the models and
-    R with them, which is not noise: where R is large, a strong one would hide it by chance.)"""
+    """Over four seeds, the corrected R is much nearer to the known one on average. (A ridge shrinks the
+    models and R with them, which is not noise: where R is large, a strong one would hide it by chance.)"""
     naive, corrected = [], []
     for seed in range(4):
         federation = descant.federation(dataset, clients=8, seed=seed, test=0.0, validation=0.0, **fields

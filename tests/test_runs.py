@@ -76,6 +76,11 @@ def test_a_table_without_a_name_changes_the_default_and_nothing_else():
         parse_algorithm({"name": "fedmap", "solver": {"momentum": 0.9}})
 
 
+def test_cautions_are_python_warnings():
+    with pytest.warns(UserWarning, match=r"alpha = 0.2 with lam = 15: the steps diverge.*at most 0.133333"):
+        run(pFedMe(alpha=0.2, lam=15.0, K=1), rounds=1)
+
+
 def test_numbers_of_numpy_are_numbers():
     assert Train(rounds=np.int64(3)).rounds == 3
     assert type(pFedMe(lam=np.float32(2)).lam) is float

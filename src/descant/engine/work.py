@@ -38,7 +38,7 @@ class LocalResult(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The figures `task.metric_names` of one client's predictions, and how far its model is from the truth."""
+    """The figures `task.metric_names` of one client's predictions, and its distance from the truth."""
 
     validation: Tensor  # [metrics]
     test: Tensor  # [metrics]
