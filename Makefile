@@ -34,8 +34,8 @@ demo: $(STAMP) ## run the demo experiment into runs/demo
 	$(BIN)/descant run --out runs/demo
 
 test: export OMP_NUM_THREADS = 1
-test: $(STAMP) ## run the quick tests
-	$(BIN)/python -m pytest
+test: $(STAMP) ## run the quick tests, two files at a time
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: export OMP_NUM_THREADS = 1
 test-slow: $(STAMP) ## run the tests that start real processes or install the package

@@ -115,6 +115,12 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
     assert rows[2].figures["personal"][0] == pytest.approx(sum(values) / 2, abs=1e-15)
     assert rows[2].figures["personal"][1] == pytest.approx(abs(values[0] - values[1]) / 2**0.5, abs=1e-15)
     assert "global" not in rows[1].figures
+    assert {"personal_loss", "personal_balanced_accuracy", "worst_decile_best"} <= rows[0].figures.keys()
+    [_, _, balanced] = compare.collect(planned, "balanced_accuracy")
+    assert balanced.figures["personal"] == rows[2].figures["personal_balanced_accuracy"]
+    assert balanced.figures["personal_accuracy"] == rows[2].figures["personal"]
+    with pytest.raises(UsageError, match="unknown metric 'acuracy': did you mean 'accuracy'"):
+        compare.collect(planned, "acuracy")
 
     compare.write(rows, planned, out)
     found = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
@@ -185,10 +191,10 @@ def test_bad_seeds(tables: dict[str, Any], tmp_path: Path) -> None:
             compare.plan(tables, seeds, tmp_path)
 
 
-@pytest.mark.parametrize("file", sorted((Path(__file__).parents[1] / "experiments").glob("*.toml")),
-                         ids=lambda path: path.stem)
-def test_every_experiment_of_the_project_can_be_read(file: Path) -> None:
-    tables = read_toml(file)
+@pytest.mark.parametrize("name", ["pfedbred", "one_stage_fedprox", "cgpfl", "fedmap", "pfedgt"])
+def test_every_experiment_of_the_project_can_be_read(name: str) -> None:
+    tables = read_toml(Path(__file__).parents[1] / "experiments" / f"{name}.toml")
+    assert tables["algorithm"]["name"] == name
     Experiment.parse(tables)
     labels = compare.methods(tables)
     for baseline in ("localtrain", "fedavg", "fedavg + fine-tuning", "pfedme"):

@@ -19,6 +19,7 @@ from descant.algorithm import Algorithm
 from descant.algorithms import (
     ALGORITHMS,
     CGPFL,
+    Dichotomous,
     Ditto,
     FedAvg,
     FedMAP,
@@ -184,7 +185,7 @@ def test_every_cluster_learns_a_variance_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "pfedme", "pfedbred", "one_stage_fedprox",
-                                  "cgpfl", "fedmap"])
+                                  "cgpfl", "fedmap", "dichotomous", "pfedgt", "scaffold"])
 def test_aggregation_momentum_for_any_method_that_averages(name: str) -> None:
     """One round with aggregation step b takes w to w + b (mean - w); the mean is where b = 1 takes it."""
     def method(b: float) -> Algorithm:
@@ -196,6 +197,8 @@ def test_aggregation_momentum_for_any_method_that_averages(name: str) -> None:
             "one_stage_fedprox": OneStageFedProx(0.5, eta=0.3, gamma=b / 0.5),
             "cgpfl": CGPFL(K=1, lam=0.5, eta=0.3, beta=0.3, alpha=b),
             "fedmap": FedMAP(FixedVariance(2.0), solver, weights="samples", server_lr=2.0 * b),
+            "dichotomous": Dichotomous(solver, beta=b), "pfedgt": pFedGT(solver=solver, eta_s=b),
+            "scaffold": Scaffold(eta_l=0.3, eta_g=b),
         }
         return methods[name]
 

@@ -211,6 +211,27 @@ def test_statistics_are_averaged_as_the_models_are() -> None:
             assert (e.model.stats[-6:] > 0).all()
 
 
+def test_with_a_weight_decay_the_losses_have_a_ridge() -> None:
+    """L_i(w) + r/2 ||w||^2 = (w - b_i)' (H_i + r) (w - b_i) / 2 + const with b_i = (H_i + r)^-1 H_i a_i: the
+    closed form with H_i + r and b_i. The local steps of a newcomer have it too."""
+    r, lam, eta = 0.3, 0.7, 0.5
+    ridged = H + r * I
+    b = torch.linalg.solve(ridged, torch.einsum("ijk,ik->ij", H, A))
+    A_i = torch.linalg.solve(ridged + lam * I, ridged)
+    w_g = torch.linalg.solve(A_i.sum(0), torch.einsum("ijk,ik->j", A_i, b))
+    algorithm = OneStageFedProx(lam=lam, eta=eta, K=3, weight_decay=r)
+    with engine(algorithm, FEDERATION, "quadratic", **FULL) as e:
+        e.play(60)
+        close(e.model.theta, w_g, 1e-6)
+        close(e.personal().theta, w_g + torch.einsum("ijk,ik->ij", A_i, b - w_g), 1e-6)
+        message = algorithm.newcomer(e.server, e.training.round_of(e.everyone))
+        found = e.backend.run("adapt", e.everyone, 4, message, e.states()).values.theta
+        v = e.model.theta + torch.einsum("ijk,ik->ij", A_i, b - e.model.theta)
+        shrink = torch.linalg.matrix_power(I - eta * (ridged + lam * I), 3)
+        close(found, v + torch.einsum("ijk,ik->ij", shrink, e.model.theta - v), 1e-13)
+    assert (solution(lam, WEIGHTS["uniform"]).w_g - w_g).norm() > 0.1
+
+
 def test_a_newcomer_does_the_work_of_a_round_from_the_global_model() -> None:
     algorithm = OneStageFedProx(lam=0.7, eta=0.3, K=3)
     with engine(algorithm, FEDERATION, "quadratic", **FULL, cohort=2) as e:
@@ -371,6 +392,8 @@ def test_with_an_adaptive_lam_it_reaches_the_solution_for_the_lam_chosen() -> No
     ({"steps": "theory", "L": 1.0}, "needs L and mu"),
     ({"steps": "theory", "L": 1.0, "mu": 0.1, "lam": OWN}, "one number for lam"),
     ({"steps": "theory", "L": 1.0, "mu": 0.1, "lam": Adaptive()}, "one number for lam"),
+    ({"steps": "theory", "L": 1.0, "mu": 0.1, "eta": 0.2}, "leave out eta, or use steps"),
+    ({"steps": "theory", "L": 1.0, "mu": 0.1, "gamma": 2.0, "K": 5}, "leave out gamma, K, or use steps"),
     ({"L": 0.1, "mu": 0.2}, "mu = 0.2 is greater than L = 0.1"),
     ({"lam": 0.0}, "one_stage_fedprox.lam must be greater than 0"),
     ({"lam": (0.1, 0.0)}, r"one_stage_fedprox.lam\[1\] must be greater than 0"),
@@ -391,7 +414,7 @@ def test_a_list_of_lam_needs_one_for_each_client() -> None:
 def test_cautions() -> None:
     """Each with its bound, and none where the bound is kept."""
     assert OneStageFedProx().cautions() == []
-    assert OneStageFedProx(lam=0.5, steps="theory", L=1.0, mu=0.1, eta=100.0).cautions() == []
+    assert OneStageFedProx(lam=0.5, steps="theory", L=1.0, mu=0.1).cautions() == []
     [caution] = OneStageFedProx(lam=30.0, eta=0.1).cautions()
     assert "eta < 2 / (L + lam), at most 0.0666667" in caution
     [caution] = OneStageFedProx(lam=3.0, eta=0.5, L=1.0).cautions()
@@ -402,7 +425,7 @@ def test_cautions() -> None:
     assert OneStageFedProx(lam=0.5, gamma=2.99, L=1.0).cautions() == []
     enough = moreau.corollary_steps(0.5, 1.0, 0.1).K
     [caution] = OneStageFedProx(lam=0.5, K=enough - 1, L=1.0, mu=0.1).cautions()
-    assert f"K = {enough} full gradient steps" in caution
+    assert f"K times the local steps of a round must be at least {enough}, on full batches" in caution
     assert OneStageFedProx(lam=0.5, K=enough, L=1.0, mu=0.1).cautions() == []
     [caution] = OneStageFedProx(lam=(0.5, 3.0), eta=0.5, K=1, L=1.0, mu=0.1).cautions()
     assert "lam = 3" in caution

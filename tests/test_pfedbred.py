@@ -369,6 +369,32 @@ def test_the_exact_step_of_w_is_down_the_gradient_of_the_objective(family: str, 
         close(moved["first"], lam * (mean(start) - state.theta.theta), 1e-10)
 
 
+@pytest.mark.parametrize("strategy", ["mh", "mh_nested"])
+def test_the_exact_step_where_means_are_put_back_into_the_domain(strategy: Any) -> None:
+    """The projection is a part of mu_i(w): coordinates that it moves do not depend on w. Here the third of
+    mu, and in the nested form the first of the inner point besides; theta is nowhere near the edge."""
+    g, lam, eta, eta_a, a_m = Poisson(eps=0.3), 1.5, 0.2, 1.0, 0.02
+    w, theta = torch.tensor([0.5, 0.7, 0.4], dtype=torch.float64), torch.full((3,), 0.5, dtype=torch.float64)
+    memory = torch.tensor([-2.5, -1.5, 2.0], dtype=torch.float64)
+    f = loss_of(0)
+
+    def inner(w: Tensor) -> Tensor:
+        return w - eta_a * torch.func.grad(f)(w)
+
+    def raw(w: Tensor) -> Tensor:
+        at = g.project(inner(w)) if strategy == "mh_nested" else w
+        return w - eta_a * torch.func.grad(f)(at) - eta * (memory - theta)
+
+    assert (raw(w) < 0.3).tolist() == [False, False, True]
+    assert (inner(w) < 0.3).tolist() == [True, False, False]
+    method = pFedBreD(lam=lam, eta=eta, eta_a=eta_a, a_m=a_m, a=0.4, K=40, strategy=strategy, family=g,
+                      order="exact", start="mu")
+    told, state, _ = alone(method, w, theta, memory, client=0)
+    assert state.theta.theta.min() > 0.31
+    expected = finite_differences(lambda w: envelope(f, g.project(raw(w)), lam, g, tolerance=1e-8), w, 1e-5)
+    close((w - told.model.theta) / a_m, expected, 2e-6)
+
+
 def alone(method: pFedBreD, w: Tensor, theta: Tensor, memory: Tensor, client: int = 1, steps: int = 1
           ) -> tuple[Any, Any, Any]:
     """The round of one client from these states: upload, new state, and how many gradients it took."""
@@ -640,7 +666,9 @@ def test_cautions() -> None:
         [caution] = pFedBreD(family=family).cautions()  # 15 / 0.1 * 0.01
         assert caution.startswith("a_m lam / Sigma = 1.5")
     assert len(pFedBreD(lam=(1.0, 300.0)).cautions()) == 2
-    assert pFedBreD(lam=LearnedVariance(), a=9.0).cautions() == []
+    assert pFedBreD(lam=LearnedVariance(c=0.1), a_m=0.1).cautions() == []  # the precision is at most 10
+    [caution] = pFedBreD(lam=LearnedVariance(c=0.1), a=0.2).cautions()
+    assert caution.startswith("a = 0.2 with lam up to 10")
     assert pFedBreD(family=Poisson(), a_m=9.0).cautions() == []
 
 

@@ -120,7 +120,8 @@ class Algorithm(Checked, ABC):
 
     @abstractmethod
     def aggregate(self, server: Tree, uploads: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
-        """The new state of the server, and what to report. `uploads` has a row per client of `round`."""
+        """The new state of the server, and what to report. `uploads` has a row per client of `round`. A
+        `note` in the report is told to people."""
 
     @abstractmethod
     def personalize(self, task: Task, message: Message, state: Tree, data: ClientData) -> Tree:

@@ -184,6 +184,10 @@ def compare(
     match: Annotated[Matched, typer.Option(
         "--match", help="What all methods get the same number of: gradient steps, as the file's [algorithm] "
                         "makes in its rounds, or rounds.")] = Matched.steps,
+    metric: Annotated[str | None, typer.Option(
+        "--metric", metavar="NAME", show_default=False,
+        help="What comes first in the table, such as balanced_accuracy. Without it: accuracy, or the "
+             "loss.")] = None,
     settings: Settings = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -212,7 +216,7 @@ def compare(
         console = _console()
         with counting(console, sum(run.rounds for run in planned), "round") as told:
             failed = comparing.carry_out(planned, jobs, told)
-        rows = comparing.collect(planned)
+        rows = comparing.collect(planned, metric)
         if rows:
             comparing.write(rows, planned, out)
             show_comparison(console, rows)

@@ -32,6 +32,10 @@ class Energy(ABC):
 
     The server minimises sum_k w_k R(theta_k, gamma) + penalty(gamma) over gamma. An energy is not normalised,
     so nothing but R and its penalty keeps that minimum from being "all theta alike": see that it has one.
+
+    The directory of a run has the name and the fields of an object, not its class: `descant resume` and
+    `descant.load` work for a prior that is given by its place (`OwnPrior`), others go on by the same call of
+    `descant.run` with resume=True.
     """
 
     name: ClassVar[str]

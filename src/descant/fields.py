@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import numbers
 import operator
@@ -100,6 +101,19 @@ def dump(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [dump(item) for item in value]
     return value
+
+
+def foreign(cls: type, table: Mapping[str, Any]) -> str | None:
+    """The field whose dumped value was an object of a user's class, which no table makes again: one that
+    takes any object of some base class, with a name that is none of the named ones'."""
+    for field, hint in _hints(cls).items():
+        options = _options(hint)
+        value = table.get(field)
+        known = {_title(option) for option in options if dataclasses.is_dataclass(option)}
+        if any(inspect.isabstract(option) for option in options) and isinstance(value, Mapping) \
+                and value.get("name") not in known:
+            return field
+    return None
 
 
 def coerce(value: Any, hint: Any, path: str) -> Any:

@@ -74,6 +74,10 @@ class Precision(ABC):
         """The weight of ||mean||^2 in what a server minimises that learns mean and precision together."""
         return 0.0
 
+    @abstractmethod
+    def most(self) -> float:
+        """The largest precision that there can be: what step sizes must be fit for."""
+
     def evidence(self, theta: Tensor, mean: Tensor) -> Tree:
         """What ONE client tells after its work."""
         return ()
@@ -93,6 +97,9 @@ class Fixed(Precision):
     def value(self, sent: Sent) -> float:
         return self.lam
 
+    def most(self) -> float:
+        return self.lam
+
 
 @dataclass(frozen=True)
 class FixedVariance(Checked, Precision):
@@ -103,6 +110,9 @@ class FixedVariance(Checked, Precision):
     sigma2: float = hyper(15.0, "variance of the prior", above=0)
 
     def value(self, sent: Sent) -> float:
+        return 1 / self.sigma2
+
+    def most(self) -> float:
         return 1 / self.sigma2
 
 
@@ -124,6 +134,9 @@ class PerClient(Precision):
     def newcomer(self, state: Tensor) -> Sent:
         return Sent(shared=state.mean())
 
+    def most(self) -> float:
+        return max(self.lams, default=0.0)
+
     def value(self, sent: Sent) -> Tensor:
         return sent.each if isinstance(sent.each, Tensor) else sent.shared
 
@@ -134,7 +147,7 @@ class Adapted(NamedTuple):
     lam: Tensor  # [population] or []
     square: Tensor  # [population] ||theta_i - mean||^2 - noise / n_i, when client i was last heard of
     size: Tensor  # [population] its number of samples; 0 if it was never heard of
-    chosen: Tensor  # bool [] whether the pilot is over
+    heard: Tensor  # int64 [] pilot rounds so far, of this rule: those in which it was given evidence
 
 
 @dataclass(frozen=True)
@@ -142,8 +155,9 @@ class Adaptive(Checked, Precision):
     """lambda from the clients' measured heterogeneity: large where they are alike, small where they differ.
 
     For `rounds` rounds the pull is `pilot`, weak enough that the clients' models show how far apart they
-    want to be. Then R^2 is the mean of ||theta_i - mean||^2 less `noise` / n_i, the part that is only the
-    error of estimating from n_i samples, and lambda is set once, by
+    want to be (a round in which none of a prior's clients is heard of does not count for it). Then R^2 is
+    the mean of ||theta_i - mean||^2 less `noise` / n_i, the part that is only the error of estimating from
+    n_i samples, and lambda is set once, by
 
         practical:  c / (n R^2) if R >= 1/sqrt(n), else c / (sqrt(n) R)    (the authors' experiments);
         theorem:    Theorem 1 with L, mu, rho.
@@ -176,13 +190,16 @@ class Adaptive(Checked, Precision):
     def init(self, theta: Tensor, round: Round) -> Adapted:
         lam = torch.full((round.population,) if self.per_client else (), self.pilot, dtype=theta.dtype)
         nothing = torch.zeros(round.population, dtype=theta.dtype)
-        return Adapted(lam, nothing, nothing.clone(), torch.tensor(False))
+        return Adapted(lam, nothing, nothing.clone(), torch.tensor(0))
 
     def send(self, state: Adapted, round: Round) -> Sent:
         return Sent(each=state.lam[round.cohort]) if self.per_client else Sent(shared=state.lam)
 
     def newcomer(self, state: Adapted) -> Sent:
         return Sent(shared=state.lam.mean())
+
+    def most(self) -> float:
+        return max(self.pilot, self.cap)
 
     def value(self, sent: Sent) -> Tensor:
         return sent.each if isinstance(sent.each, Tensor) else sent.shared
@@ -192,13 +209,13 @@ class Adaptive(Checked, Precision):
 
     def update(self, state: Adapted, evidence: Tensor, weights: Tensor, round: Round
                ) -> tuple[Adapted, dict[str, Any]]:
-        if bool(state.chosen):
+        if int(state.heard) >= self.rounds:
             return state, {"lam": state.lam}
         square, size = state.square.clone(), state.size.clone()
         square[round.cohort] = evidence - self.noise / round.sizes  # may be below 0: the mean is unbiased
         size[round.cohort] = round.sizes
-        state = state._replace(square=square, size=size)
-        return (state, {"lam": state.lam}) if round.number < self.rounds else self._chosen(state)
+        state = state._replace(square=square, size=size, heard=state.heard + 1)
+        return (state, {"lam": state.lam}) if int(state.heard) < self.rounds else self._chosen(state)
 
     def _chosen(self, state: Adapted) -> tuple[Adapted, dict[str, Any]]:
         heard = state.size > 0
@@ -213,7 +230,7 @@ class Adaptive(Checked, Precision):
             choices = [self._choose(math.sqrt(float(square)), float(n), N)]
             lam = torch.tensor(choices[0].lam, dtype=state.lam.dtype)
         report = {"lam": lam, "R": square.sqrt(), "capped": sum(choice.capped for choice in choices)}
-        return state._replace(lam=lam, chosen=torch.tensor(True)), report
+        return state._replace(lam=lam), report
 
     def _choose(self, R: float, n: float, N: float) -> Choice:
         if self.rule == "practical":
@@ -248,6 +265,9 @@ class LearnedVariance(Checked, Precision):
         s: Tensor = sent.shared
         return 1 / (s + self.c)
 
+    def most(self) -> float:
+        return 1 / self.c  # at s = 0
+
     def ridge(self) -> float:
         return self.epsilon
 
@@ -281,31 +301,32 @@ def stationary_s(V: Tensor, c: float, epsilon: float) -> Tensor:
 Lam: TypeAlias = float | tuple[float, ...] | Adaptive | LearnedVariance
 
 
-def as_rule(lam: Lam) -> Precision:
+def as_rule(lam: Lam | Precision) -> Precision:
     """The rule that a method's field stands for."""
     if isinstance(lam, Precision):
         return lam
     return PerClient(tuple(lam)) if isinstance(lam, Sequence) else Fixed(lam)
 
 
-def strongest(lam: Lam) -> float | None:
-    """The largest value of a lam that is given as numbers; None for a rule."""
-    return None if isinstance(lam, Precision) else max(lam, default=0.0) if isinstance(lam, tuple) else lam
+def strongest(lam: Lam | Precision) -> float:
+    """The largest value that a lam can take."""
+    return as_rule(lam).most()
 
 
-def unstable(name: str, step: float | None, lam: Lam, pull: str = "lam") -> list[str]:
+def unstable(name: str, step: float | None, lam: Lam | Precision, pull: str = "lam") -> list[str]:
     """A caution where gradient steps on f + lam/2 ||. - w||^2 diverge: they need step (L + lam) < 2."""
     top = strongest(lam)
-    if step is None or top is None or step * top < 2:
+    if step is None or step * top < 2:
         return []
-    return [f"{name} = {step:g} with {pull} = {top:g}: the steps diverge for any loss; "
+    reached = "up to" if isinstance(lam, Adaptive | LearnedVariance) else "="
+    return [f"{name} = {step:g} with {pull} {reached} {top:g}: the steps diverge for any loss; "
             f"they need {name} < 2 / (L + {pull}), at most {2 / top:g}"]
 
 
 def overshooting(name: str, step: float, lam: Lam, pull: str = "lam") -> list[str]:
     """A caution where w <- w - step lam (w - theta) passes theta: it needs step lam <= 1."""
     top = strongest(lam)
-    if top is None or step * top <= 1:
+    if step * top <= 1:
         return []
     return [f"{name} {pull} = {step * top:g}: w overshoots theta; "
             f"it needs {name} <= 1 / {pull} = {1 / top:g}"]

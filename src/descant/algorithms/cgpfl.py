@@ -76,7 +76,8 @@ class CGPFL(Algorithm):
     more than 260 to 20; elsewhere it may have to be ten times as large. The report of the round (`choice`)
     says which K every mu would choose. `K_by_validation` is another way to K.
 
-    `lam` can follow a rule, each cluster its own; the rules start anew when the clusters are made. A client
+    `lam` can follow a rule, each cluster its own; the rules start anew when the clusters are made, and learn
+    from the next round on, since in this one the distances were measured from the common model. A client
     that moves is evidence for the cluster it comes to, though it was measured from the one it left.
 
     A newcomer is given all K models, takes the one with the least loss on its training data, and does the
@@ -189,7 +190,7 @@ class CGPFL(Algorithm):
         pull = self.rule.init(server.origin.mean.theta, round)
         server = server._replace(priors=_repeated(server.origin._replace(pull=pull), K),
                                  centres=means(theta, found.labels, server.centres.expand(K, -1)))
-        made, said = self._placed(server, uploads, found.labels, found.labels >= 0, round)
+        made, said = self._placed(server, uploads, found.labels, found.labels >= 0, round, learn=False)
         return made, report | said | {"kmeans_iterations": found.iterations}
 
     def _first_clusters(self, theta: Tensor, round: Round) -> tuple[Partition | None, dict[str, Any]]:
@@ -199,7 +200,9 @@ class CGPFL(Algorithm):
             if self.K == 1 or round.number < self.k_rounds:
                 return None, {}
             if len(theta) < self.K:
-                return None, {"waiting_for": self.K}
+                note = (f"{len(theta)} clients took part, fewer than K = {self.K}: one model for all until a "
+                        "round has so many")
+                return None, {"waiting_for": self.K, "note": note}
             return kmeans(coordinates(theta), self.K, generator, self.starts), {}
         if round.number > self.k_rounds:
             return None, {}
@@ -224,11 +227,13 @@ class CGPFL(Algorithm):
         after, report = self._placed(server, uploads, labels, placed, round)
         return after, report | {"kmeans_iterations": iterations}
 
-    def _placed(self, server: Clusters, uploads: Told, labels: Tensor, counts: Tensor, round: Round
-                ) -> tuple[Clusters, dict[str, Any]]:
-        """The server after the cohort was put into clusters; `counts`: whose uploads are averaged."""
+    def _placed(self, server: Clusters, uploads: Told, labels: Tensor, counts: Tensor, round: Round,
+                learn: bool = True) -> tuple[Clusters, dict[str, Any]]:
+        """The server after the cohort was put into clusters; `counts`: whose uploads are averaged; `learn`:
+        whether their evidence is for the rules."""
         some = torch.nonzero(counts).flatten()
-        priors, report = self._updated(server.priors, take(uploads, some), labels[some], _of(round, some))
+        priors, report = self._updated(server.priors, take(uploads, some), labels[some], _of(round, some),
+                                       learn)
         known = server.placed[round.cohort]
         moved = (labels != server.cluster[round.cohort])[known].double()
         cluster, placed = server.cluster.clone(), server.placed.clone()
@@ -240,7 +245,7 @@ class CGPFL(Algorithm):
             "K": server.K, "clusters": torch.where(placed, cluster, -1), "distances": distances,
             "moved": float(moved.mean()) if len(moved) else None}
 
-    def _updated(self, priors: Belief, uploads: Told, labels: Tensor, round: Round
+    def _updated(self, priors: Belief, uploads: Told, labels: Tensor, round: Round, learn: bool = True
                  ) -> tuple[Belief, dict[str, Any]]:
         """Each cluster's prior after its members' uploads; an empty cluster keeps its own."""
         after, reports = [], []
@@ -251,7 +256,9 @@ class CGPFL(Algorithm):
                 own, members = take(uploads, at), _of(round, at)
                 weights = members.weights("uniform")
                 mean = toward(prior.mean, average(own.model, weights), self.alpha)
-                pull, said = self.rule.update(prior.pull, own.evidence, weights, members)
+                pull = prior.pull
+                if learn:
+                    pull, said = self.rule.update(pull, own.evidence, weights, members)
                 prior = Belief(mean, pull)
             after.append(prior)
             reports.append(said)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.algorithm import Algorithm, ClientData, Message, Round, Weights, average
+from descant.algorithm import Algorithm, ClientData, Message, Round, Weights, average, toward
 from descant.fields import hyper
 from descant.solve import SGD, Solver, descend
 from descant.task import Batch, Task
@@ -36,7 +36,7 @@ class Dichotomous(Algorithm):
     the model of all:
         theta_i <- theta_i - lr grad f_i(theta_i)   persistent, on batches of the first half;
         w_i <- w_i - lr grad f_i(w_i)               from w_i = w, on batches of the second half, uploaded.
-    Server:  w <- sum_{i in S} p_i w_i.
+    Server:  w <- (1 - beta) w + beta sum_{i in S} p_i w_i.
     The client predicts with theta_i if its mean validation loss is lower than w's, else with w.
 
     The paper compares the two on test data, which is no way to choose: here test data only tells how good
@@ -57,6 +57,7 @@ class Dichotomous(Algorithm):
     solver: Solver = hyper(SGD(lr=0.01), "local optimizer of both models")
     split: Literal["halves", "none"] = hyper("halves", "whether the two models have separate training rows")
     weights: Weights = hyper("samples", "what a client counts in the average")
+    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
 
     def batches_per_step(self) -> int:
         return 2 if self.split == "halves" else 1
@@ -79,7 +80,8 @@ class Dichotomous(Algorithm):
         return pooled.model, own.model
 
     def aggregate(self, server: Server, uploads: Model, round: Round) -> tuple[Server, dict[str, Any]]:
-        return server._replace(w=average(uploads, round.weights(self.weights))), {}
+        mean = average(uploads, round.weights(self.weights))
+        return server._replace(w=toward(server.w, mean, self.beta)), {}
 
     def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
         return better(task, state, message.shared, data)

@@ -57,7 +57,9 @@ class FedMAP(Algorithm):
     `prior` is a Gaussian with fixed variance sigma2 (Eq. 6), with a variance per coordinate that is learned
     (Lemma 1; epsilon ||mu||^2 draws the mean to zero, on the server alone; the step size of s is the prior's
     own `lr`), or adaptive; or any energy R(theta, gamma): an input-convex network, your own by its place
-    "package.module:name", or an object of a class that you derive from `descant.energy.Energy`.
+    "package.module:name", or an object of a class that you derive from `descant.energy.Energy`. A run with
+    such an object is resumed and loaded by the same call of `descant.run` with resume=True; `descant resume`
+    and `descant.load` need the place.
 
     What to know of the printed weights, which are the default. log omega_k is about -N_k times the mean loss:
     differences of hundreds between clients, so that one client has all the weight, the one with the least
@@ -110,11 +112,14 @@ class FedMAP(Algorithm):
                              "sgd or adam")
 
     def cautions(self) -> list[str]:
-        if not isinstance(self.prior, FixedVariance):
+        if isinstance(self.prior, Energy):
             return []
+        name = "1/sigma2" if isinstance(self.prior, FixedVariance) else "the precision"
+        cautions = [] if self.likelihood == "sum" else unstable("solver.lr", step_size(self.solver),
+                                                                self.prior, name)
+        if not isinstance(self.prior, FixedVariance):
+            return cautions
         pull = 1 / self.prior.sigma2
-        cautions = [] if self.likelihood == "sum" else unstable("solver.lr", step_size(self.solver), pull,
-                                                                "1/sigma2")
         if self.server_lr != "mean" and self.server_lr * pull > 1:
             cautions.append(f"server_lr = {self.server_lr:g} with sigma2 = {self.prior.sigma2:g}: the mean "
                             "overshoots the clients' models; it needs server_lr <= sigma2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -34,7 +35,8 @@ class OneStageFedProx(SharedPrior):
     The client predicts with w_i; one that is absent keeps it. The paper's form with full gradients is
     batch = "full", one local step and K; its form with minibatches is K = 1 and some epochs. Without a gamma
     it is 1 / lam, as in the paper's experiments on real data: then w_g is the mean of the w_i. With
-    steps = "theory", eta, gamma and K are those of Corollary 1 for the L and mu that are given.
+    steps = "theory", eta, gamma and K are those of Corollary 1 for the L and mu that are given. With a
+    weight_decay, L_i(w) has weight_decay/2 ||w||^2 besides, and L and mu are those with it.
 
     lam may differ from client to client (objective 18, which the paper leaves open) or follow a rule. The
     server's step is then w_g <- w_g - gamma sum_i p_i lam_i (w_g - w_i), and without a gamma w_g goes to the
@@ -59,6 +61,7 @@ class OneStageFedProx(SharedPrior):
     L: float | None = hyper(None, "smoothness of the clients' losses, where it is known", above=0)
     mu: float | None = hyper(None, "their strong convexity, where it is known", above=0)
     weights: Weights = hyper("uniform", "what a client counts in the average")
+    weight_decay: float = hyper(0.0, "strength of the pull to zero", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +74,10 @@ class OneStageFedProx(SharedPrior):
             if not isinstance(self.lam, float):
                 raise UsageError(f'{self.name}: steps = "theory" needs one number for lam; where it differs '
                                  "or changes, give eta, gamma and K")
+            if given := [field.name for field in dataclasses.fields(self)
+                         if field.name in Schedule._fields and getattr(self, field.name) != field.default]:
+                raise UsageError(f'{self.name}: steps = "theory" takes eta, gamma and K from Corollary 1: '
+                                 f'leave out {", ".join(given)}, or use steps = "given"')
 
     def schedule(self) -> Schedule:
         """The steps that are taken."""
@@ -94,8 +101,9 @@ class OneStageFedProx(SharedPrior):
             cautions.append(f"gamma = {self.gamma:g} with lam = {lam:g} and L = {L:g}: the global model need "
                             f"not converge; Theorem 2 needs gamma < 1 / L_g = {bound:g}")
         if self.mu is not None and (enough := corollary_steps(lam, L, self.mu).K) > self.K:
-            cautions.append(f"K = {self.K} with lam = {lam:g}, L = {L:g} and mu = {self.mu:g}: the rate of "
-                            f"Theorem 2 is promised from K = {enough} full gradient steps a round")
+            cautions.append(f"K = {self.K} with lam = {lam:g}, L = {L:g} and mu = {self.mu:g}: for the rate "
+                            f"of Theorem 2, K times the local steps of a round must be at least {enough}, "
+                            "on full batches")
         return cautions
 
     def init_client(self, task: Task, model: Model) -> Model:
@@ -107,7 +115,7 @@ class OneStageFedProx(SharedPrior):
 
     def _descended(self, task: Task, w_i: Model, prior: Gaussian, data: ClientData) -> Model:
         eta, _, K = self.schedule()
-        solver = SGD(lr=eta)
+        solver = SGD(lr=eta, weight_decay=self.weight_decay)
 
         def steps(w_i: Model, batch: Batch) -> Model:
             for k in range(K):

@@ -65,8 +65,9 @@ class pFedBreD(SharedPrior):
 
     Steps on theta are made in grad g*(theta), where they cannot leave the family's domain; for the Gaussian
     that is gradient descent. mu and w are projected to the domain (`descant.bregman`). With a learned
-    variance, which is that of the prior, the clients tell how far theta lies from the last mu; other rules
-    for lam ask how far the clients are apart and are told the distance from the server's w.
+    variance, which is that of the prior, the clients tell how far theta lies from the last mu (the precision
+    is then at most 1 / c: c = 1/15 suits these step sizes); other rules for lam ask how far the clients are
+    apart and are told the distance from the server's w.
 
     `finetune` is the FT trick: before it predicts, theta makes that many steps of size a on f_i alone, over
     all rows of the client (the paper makes one and does not say on what). beta = 2 is the AM trick. A
@@ -105,11 +106,10 @@ class pFedBreD(SharedPrior):
                              f"does not fit the family {self.family.name}: use a number for lam")
 
     def cautions(self) -> list[str]:
-        found = unstable("a", self.a, self.lam)
-        top = strongest(self.lam)
-        if top is None or not self.family.is_gaussian:
+        found = unstable("a", self.a, self.lam)  # in the dual variable the pull is lam in every family
+        if not self.family.is_gaussian:
             return found
-        return found + overshooting("a_m", self.a_m, top * _sharpest(self.family),
+        return found + overshooting("a_m", self.a_m, strongest(self.lam) * _sharpest(self.family),
                                     "lam" if isinstance(self.family, SphericalGaussian) else "lam / Sigma")
 
     def batches_per_step(self) -> int:

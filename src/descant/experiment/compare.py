@@ -3,6 +3,8 @@
 Every method and seed is an ordinary run in a directory of its own, DIR/<label>/seed-<n>; what is there
 is not done again, what is half done is resumed. A seed stands for the federation (unless [data] fixes
 one), the initial model, the cohorts and the batches: with the same seed, all methods see the same.
+Budgets are gradient steps of training: what a method does before it predicts (fine-tuning) does not
+count, since it happens only when a model is asked for.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from descant.algorithm import Algorithm
 from descant.engine.backend import InProcess, one_thread
 from descant.engine.rounds import Training
 from descant.engine.work import Work
-from descant.errors import DescantError, UsageError
+from descant.errors import DescantError, UsageError, unknown
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment, parse_algorithm
@@ -117,11 +119,13 @@ def plan(tables: Mapping[str, Any], seeds: list[int], out: Path, match: Match = 
 
 
 def _steps_of_a_round(setup: runs.Setup) -> int:
-    """How many gradients a round takes: by playing one."""
+    """How many gradients a round takes: by playing one, after the opening if there is one."""
     work = Work(setup.algorithm, setup.task, setup.federation, setup.train.seed, setup.train.batch,
                 setup.train.local)
     with one_thread():
-        return Training(work, setup.train).play(InProcess(work, 16)).grad_steps
+        training = Training(work, setup.train)
+        reports = [training.play(InProcess(work, 16)) for _ in range(1 + setup.algorithm.opens())]
+        return reports[-1].grad_steps
 
 
 def carry_out(planned: list[Planned], jobs: int, progress: Callable[[int], None] = lambda rounds: None
@@ -182,30 +186,36 @@ def _rounds_done(planned: Planned) -> int:
         return 0
 
 
-def collect(planned: list[Planned]) -> list[Row]:
-    """The table of a comparison, from what the finished runs wrote."""
+def collect(planned: list[Planned], metric: str | None = None) -> list[Row]:
+    """The table of a comparison, from what the finished runs wrote. `metric` is the one that comes first;
+    without it, accuracy, or whatever there is."""
     rows = []
     for label in dict.fromkeys(run.label for run in planned):
         summaries = [json.loads((run.place / "summary.json").read_text())
                      for run in planned if run.label == label and run.done]
         if summaries:
-            rows.append(_row(label, summaries))
+            rows.append(_row(label, summaries, metric))
     return rows
 
 
-def _row(label: str, summaries: list[dict[str, Any]]) -> Row:
-    metric = "accuracy" if "accuracy" in summaries[0]["last"]["personal"]["test"] else "loss"
-    values: dict[str, list[float]] = {}
+def _row(label: str, summaries: list[dict[str, Any]], metric: str | None) -> Row:
+    metrics = list(summaries[0]["last"]["personal"]["test"])
+    if metric is None:
+        metric = "accuracy" if "accuracy" in metrics else metrics[0]
+    elif metric not in metrics:
+        raise unknown("metric", metric, metrics)
+    values: dict[str, list[float | None]] = {}
     for summary in summaries:
         for which, suffix in (("last", ""), ("best", "_best")):
             for model in ("personal", "global"):
                 if (figures := (summary[which] or {}).get(model)) is None:
                     continue
-                spread = figures["test"][metric]
-                values.setdefault(f"{model}{suffix}", []).append(spread["mean"])
-                if model == "personal":
-                    values.setdefault(f"worst_decile{suffix}", []).append(spread["worst_decile"])
-                if figures.get("truth_error") is not None:
+                for name, spread in figures["test"].items():
+                    of = "" if name == metric else f"_{name}"
+                    values.setdefault(f"{model}{of}{suffix}", []).append(spread["mean"])
+                    if model == "personal":
+                        values.setdefault(f"worst_decile{of}{suffix}", []).append(spread["worst_decile"])
+                if "truth_error" in figures:
                     values.setdefault(f"{model}_truth_error{suffix}", []).append(figures["truth_error"])
 
     def mean(key: str) -> float:
@@ -216,7 +226,7 @@ def _row(label: str, summaries: list[dict[str, Any]]) -> Row:
                metric, {key: _spread(each) for key, each in values.items()})
 
 
-def _spread(values: list[float]) -> tuple[float, float]:
+def _spread(values: list[float | None]) -> tuple[float, float]:
     known = [v if v is not None else math.nan for v in values]
     return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0
 
@@ -234,7 +244,7 @@ def write(rows: list[Row], planned: list[Planned], out: Path) -> None:
     write_atomic(out / "results.csv", text.getvalue().encode())
     histories = {row.label: [layout.read_metrics(run.place) for run in planned
                              if run.label == row.label and run.done] for row in rows}
-    draw_comparison(histories, out / "comparison.png")
+    draw_comparison(histories, rows[0].metric, out / "comparison.png")
 
 
 def prepare(out: Path, tables: Mapping[str, Any], match: Match) -> None:

@@ -93,6 +93,12 @@ def experiment(out: Path) -> Experiment:
     if name not in ALGORITHMS:
         raise UsageError(f"{out}: the method {name!r} is not one of descant's: resume with the same call of "
                          "descant.run and resume=True")
+    if field := fields.foreign(ALGORITHMS[name], sections["algorithm"]):
+        called = sections["algorithm"][field].get("name")
+        raise UsageError(f"{out}: algorithm.{field} was a Python object, {called!r}, which config.toml cannot "
+                         "make again: resume with the same call of descant.run and resume=True; a run that "
+                         "its directory alone can continue has it as "
+                         f'{{ name = "own", place = "package.module:name" }}')
     return Experiment.parse(sections)
 
 

@@ -234,7 +234,9 @@ class Run:
         if report.rejected:
             row["rejections"] = {names[client]: why for client, why in report.rejected.items()}
         if report.info:
-            row["info"] = report.info
+            row["info"] = {key: value for key, value in report.info.items() if key != "note"}
+        if "note" in report.info:
+            row["note"] = report.info["note"]
         if report.note is not None:
             row["note"] = f"clients had to be run one by one: {report.note}"
         if evaluations:

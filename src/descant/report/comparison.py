@@ -45,15 +45,15 @@ def show_comparison(console: Console, rows: list[Row]) -> None:
     console.print(table)
 
 
-def draw_comparison(histories: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
+def draw_comparison(histories: dict[str, list[list[dict[str, Any]]]], metric: str, path: Path) -> None:
     """Test figures of the personal models against gradient steps and against rounds; bands over the seeds."""
     canvas = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = canvas.subplots(1, 2, sharey=True)
     styles = itertools.product(("-", "--", ":"), COLOURS)
-    metric = "loss"
     for (label, seeds), (style, colour) in zip(histories.items(), styles, strict=False):
+        common = min(len(history) for history in seeds)  # one of the runs may have been extended
+        seeds = [history[:common] for history in seeds]
         rows = [[row for row in history if "personal" in row] for history in seeds]
-        metric = "accuracy" if "accuracy" in rows[0][0]["personal"]["test"] else "loss"
         values = np.array([[row["personal"]["test"][metric]["mean"] for row in each] for each in rows], float)
         steps = np.mean([np.cumsum([row["grad_steps"] for row in history]) for history in seeds], 0)
         numbers = np.array([row["round"] for row in rows[0]])

@@ -18,6 +18,8 @@ from descant.theory.moreau import Steps, corollary_steps, predicted_gradients, p
 if TYPE_CHECKING:
     from descant.experiment.config import Experiment
 
+MANY = 20  # full gradients in a round beyond which minibatches are offered
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -93,7 +95,8 @@ def recommend(found: Estimates, *, cap: float = 100.0, eps: float = 0.01) -> Adv
         "different" if math.sqrt(n) * R > 1 else "alike", theorem, practical, lam, steps, eps, rounds,
         predicted_gradients(lam, L, mu, eps), (), {
             "algorithm.name": "one_stage_fedprox", "algorithm.lam": _short(lam), "algorithm.steps": "theory",
-            "algorithm.L": _short(L), "algorithm.mu": _short(mu), "train.batch": "full",
+            "algorithm.L": _short(L), "algorithm.mu": _short(mu),
+            "algorithm.weight_decay": _short(found.ridge), "train.batch": "full",
             "train.local": {"steps": 1}, "train.rounds": max(1, rounds)})
     return dataclasses.replace(advice, reasons=(*_about_clients(advice), *_about_lambda(advice),
                                                 *_about_theory(advice, found)))
@@ -140,7 +143,7 @@ def _about_theory(a: Advice, found: Estimates) -> list[str]:
     said = []
     if a.mu <= 1.01 * a.ridge:
         said.append(f"mu is the ridge of {a.ridge:.3g} alone: the losses by themselves are flat in some "
-                    "direction. Rounds and gradients are those of losses with that ridge (weight_decay).")
+                    "direction, and the ridge decides how many rounds it takes.")
     if not bool(found.convex.all()):
         said.append("The theory is for convex losses, and this model's are not: L, mu and the distances "
                     "between models hold near the solutions that were found, the rest is a rule of thumb.")
@@ -148,7 +151,14 @@ def _about_theory(a: Advice, found: Estimates) -> list[str]:
         said.append(f"The models of {unsolved} of {a.asked} clients were still on their way when the pilot "
                     "ended: R may be larger. Give it more steps.")
     said.append(f"Rounds and gradients are upper bounds (Corollary 1), until {a.eps:.3g} of the squared "
-                "error is left. A smaller lambda takes fewer rounds with more local steps each.")
+                f"error is left, of the losses with the ridge of {a.ridge:.3g} (weight_decay). A smaller "
+                "lambda takes fewer rounds with more local steps each.")
+    if a.steps.K > MANY:
+        said.append(f"K = {a.steps.K:,} gradients on all rows are many for a round. In practice, and without "
+                    "a promise, take minibatches and gamma = 1 / lambda, as the paper does on real data: "
+                    f'algorithm.steps = "given", algorithm.K = 1, algorithm.eta = {a.steps.eta / 2:.3g} '
+                    "(half, since a batch can curve more than all rows), train.batch = 20 and "
+                    "train.local = { epochs = 1 }.")
     return said
 
 
