@@ -30,7 +30,7 @@ def start(*args: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
 def finish(*args: object, cwd: Path) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command."""
     with start(*args, cwd=cwd) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)  # the machine may be busy
     return process.returncode, out, err
 
 
@@ -243,3 +243,67 @@ except descant.UsageError as error:
     lines = result.stdout.splitlines()
     assert "labels lie in 0..2, outside the range 0..1" in lines[0]
     assert "client 'south' has no training data" in lines[1]
+
+
+COMPARISON = """
+[data]
+dataset = "digits"
+partition = "classes"
+clients = 6
+[algorithm]
+name = "pfedme"
+K = 2
+[train]
+rounds = 60
+cohort = 3
+local = { steps = 3 }
+backend = "vectorised"
+[eval]
+every = 30
+[[algorithms]]
+name = "localtrain"
+"""
+
+
+COMPARE = ("compare", "e.toml", "--seeds", "0,1", "--jobs", "2", "--out")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> Path:
+    """A comparison that was never stopped."""
+    place = tmp_path_factory.mktemp("compared")
+    (place / "e.toml").write_text(COMPARISON)
+    code, out, err = finish(*COMPARE, "whole", cwd=place)
+    assert (code, err) == (0, "")
+    assert re.search(r"^localtrain +0\.9", out, re.M)
+    return place / "whole"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_comparison_that_was_stopped_goes_on(tmp_path, compared, how):
+    """In two processes. Ctrl-C and a kill of the parent stop the workers too; the same command again does
+    what is missing, and the result is that of a comparison that was never stopped."""
+    (tmp_path / "e.toml").write_text(COMPARISON)
+    process = start(*COMPARE, "parts", cwd=tmp_path)
+    first = tmp_path / "parts" / "pfedme" / "seed-0"
+    deadline = time.monotonic() + 100
+    while rounds_done(first) < 10 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert "the same command again does what is missing" in err
+    time.sleep(3)  # until the workers have noticed
+    done = rounds_done(first)
+    time.sleep(1)
+    assert rounds_done(first) == done
+    code, _, err = finish(*COMPARE, "parts", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    for label in ("pfedme", "localtrain"):
+        for seed in (0, 1):
+            at = f"{label}/seed-{seed}"
+            assert checkpoint(tmp_path / "parts" / at) == checkpoint(compared / at)
+    code, _, err = finish("compare", "e.toml", "--out", "parts", "--match", "rounds", cwd=tmp_path)
+    assert code == 2
+    assert "holds another comparison" in err

@@ -19,6 +19,7 @@ from descant.algorithm import Algorithm
 from descant.algorithms import (
     ALGORITHMS,
     CGPFL,
+    SCAFFOLD,
     Dichotomous,
     Ditto,
     FedAvg,
@@ -26,6 +27,7 @@ from descant.algorithms import (
     FedProx,
     OneStageFedProx,
     pFedBreD,
+    pFedGT,
     pFedMe,
 )
 from descant.belief import Belief
@@ -198,7 +200,7 @@ def test_aggregation_momentum_for_any_method_that_averages(name: str) -> None:
             "cgpfl": CGPFL(K=1, lam=0.5, eta=0.3, beta=0.3, alpha=b),
             "fedmap": FedMAP(FixedVariance(2.0), solver, weights="samples", server_lr=2.0 * b),
             "dichotomous": Dichotomous(solver, beta=b), "pfedgt": pFedGT(solver=solver, eta_s=b),
-            "scaffold": Scaffold(eta_l=0.3, eta_g=b),
+            "scaffold": SCAFFOLD(eta_l=0.3, eta_g=b),
         }
         return methods[name]
 

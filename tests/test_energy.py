@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
 
+import descant
 from descant import fields, tree
 from descant.algorithms import FedMAP
 from descant.energy import ConvexNetwork, Energy, Given, InputConvex, OwnPrior, check, server_gradient
@@ -197,6 +198,23 @@ def test_own_priors_in_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mine["prior"] == {"name": "robust", "width": 0.5}
     with pytest.raises(UsageError, match=r"prior.name 'robust'.*known are adaptive, fixed"):
         parse_algorithm(mine)
+
+
+def test_a_run_with_an_object_of_ones_own_says_how_to_go_on(tmp_path: Path) -> None:
+    """Its directory cannot make the object again; the same call can."""
+    def train(prior: Energy, name: str, rounds: int, **more: Any) -> descant.Run:
+        return descant.run(FedMAP(prior, SGD(lr=0.05), server_lr=0.5), federation=quadratics(3),
+                           out=tmp_path / name, rounds=rounds, model="quadratic",
+                           backend="vectorised", **more)
+
+    train(Robust(), "object", 2)
+    for again in (descant.load, descant.resume):
+        with pytest.raises(UsageError, match=r"algorithm\.prior was a Python object, 'robust'.*resume=True"
+                                             r'.*name = "own", place = "package\.module:name"'):
+            again(tmp_path / "object")
+    assert len(train(Robust(), "object", 3, resume=True).history) == 3
+    train(InputConvex(), "named", 1)
+    assert descant.load(tmp_path / "named").summary["rounds"] == 1
 
 
 @pytest.mark.parametrize(("place", "why"), [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from descant.experiment.directory import read_metrics
 
 pytestmark = pytest.mark.slow
 
-KILLS = 20
+KILLS = 10
 EXPERIMENT = """
 [data]
 dataset = "digits"
@@ -29,7 +32,7 @@ clients = 12
 name = "dnn"
 hidden = 20
 [algorithm]
-name = "{method}"
+{algorithm}
 [train]
 rounds = 40
 cohort = 5
@@ -40,20 +43,50 @@ every = 2
 """
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "descant", *map(str, words)]
+def program(*words: object) -> subprocess.Popen[bytes]:
+    """`descant` with these words, from its very start."""
+    return subprocess.Popen([sys.executable, "-m", "descant", *map(str, words)], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL, start_new_session=True)
 
 
-def finish(*words: object) -> None:
-    result = subprocess.run(command(*words), capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 0, result.stderr
+class Forked:
+    """The same in a process that is forked from one where everything is imported, which takes most of a
+    short run's time."""
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["descant.cli", "descant.experiment.run", "matplotlib.pyplot"])
+
+    def __init__(self, *words: object) -> None:
+        self.process = self.context.Process(target=descant_in_a_session, args=[str(word) for word in words])
+        self.process.start()
+        self.pid = self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("descant", timeout or 0)
+        return self.returncode
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    returncode = property(poll)
 
 
-def killed(out: Path, lines: int, delay: float, *words: object) -> bool:
+def descant_in_a_session(*words: str) -> None:
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.argv = ["descant", *words]
+    runpy.run_module("descant", run_name="__main__")
+
+
+def killed(launch: Launch, out: Path, lines: int, delay: float, *words: object) -> bool:
     """Start a run and kill it, `delay` seconds after its metrics have so many lines; False if it was
     done before."""
-    process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               start_new_session=True)
+    process = launch(*words)
     while process.poll() is None and lines_of(out) < lines:
         time.sleep(0.002)
     try:
@@ -66,6 +99,9 @@ def killed(out: Path, lines: int, delay: float, *words: object) -> bool:
         assert time.monotonic() < deadline, "a worker process outlives its parent"
         time.sleep(0.05)
     return process.returncode == -signal.SIGKILL
+
+
+Launch = Callable[..., "subprocess.Popen[bytes] | Forked"]
 
 
 def lines_of(out: Path) -> int:
@@ -93,23 +129,50 @@ def fingerprint(run: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(("method", "backend"), [("pfedme", "vectorised"), ("scaffold", "processes")])
 def test_killed_at_random_moments(tmp_path, method, backend):
+    moments = random.Random(f"{method} {backend}")
+    # two while the program starts, the others at any round, at any point of it
+    when = [(0, moments.uniform(0.2, 3.0)) for _ in range(2)]
+    when += [(moments.randint(1, 38), moments.uniform(0.0, 0.15)) for _ in range(KILLS - 2)]
+    outcomes = killed_and_resumed(program, tmp_path, f'name = "{method}"', backend, when)
+    # the moments must mean something: nearly all kills hit, most of them in the middle of the rounds
+    assert sum(was_killed for was_killed, _ in outcomes) >= len(when) - 2
+    assert sum(0 < lines < 40 for _, lines in outcomes) >= len(when) // 2
+
+
+METHODS = {  # with a state on the server, or on the clients, that is more than a model
+    "pfedbred": ('strategy = "mh"', "vectorised"),
+    "one_stage_fedprox": ('lam = { name = "adaptive", rounds = 20 }', "processes"),
+    "cgpfl": ("K = 3\nk_rounds = 20", "vectorised"),  # then the server's state has another shape
+    "fedmap": ('prior = { name = "learned" }', "processes"),
+    "pfedgt": ('init = "gradient"', "vectorised"),  # which has a round before the first
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_be_killed(tmp_path, method):
+    """Early, in the middle and late."""
+    fields, backend = METHODS[method]
+    moments = random.Random(method)
+    when = [(moments.randint(*part), moments.uniform(0.0, 0.02)) for part in ((1, 3), (17, 20), (25, 30))]
+    outcomes = killed_and_resumed(Forked, tmp_path, f'name = "{method}"\n{fields}', backend, when)
+    assert all(was_killed and 0 < lines < 40 for was_killed, lines in outcomes)
+
+
+def killed_and_resumed(launch, tmp_path, algorithm, backend, when):
+    """For each kill of an experiment, whether it hit and how many lines there were; resumed, every one must
+    end as the run that was not killed."""
     experiment = tmp_path / "experiment.toml"
-    experiment.write_text(EXPERIMENT.format(method=method, backend=backend))
-    finish("run", experiment, "--out", tmp_path / "whole")
+    experiment.write_text(EXPERIMENT.format(algorithm=algorithm, backend=backend))
+    assert launch("run", experiment, "--out", tmp_path / "whole").wait(120) == 0
     expected = fingerprint(tmp_path / "whole")
     rounds = [row["round"] for row in read_metrics(tmp_path / "whole")]
     assert rounds == list(range(1, 41))
 
-    moments = random.Random(f"{method} {backend}")
-    # two while the program starts, the others at any round, at any point of it
-    when = [(0, moments.uniform(0.2, 3.0)) for _ in range(2)]
-    when += [(moments.randint(1, 38), moments.uniform(0.0, 0.15)) for _ in range(KILLS // 2 - 2)]
-
     def one(k: int) -> tuple[bool, int]:
         out = tmp_path / f"killed{k}"
-        was_killed = killed(out, *when[k], "run", experiment, "--out", out)
+        was_killed = killed(launch, out, *when[k], "run", experiment, "--out", out)
         begun, lines = (out / "config.toml").exists(), lines_of(out)
-        finish(*(("resume", out) if begun else ("run", experiment, "--out", out)))
+        assert launch(*(("resume", out) if begun else ("run", experiment, "--out", out))).wait(120) == 0
         assert fingerprint(out) == expected, f"killed {when[k][1]:.3f} s after line {when[k][0]}"
         found = [row["round"] for row in read_metrics(out)]
         assert found == rounds
@@ -118,7 +181,4 @@ def test_killed_at_random_moments(tmp_path, method, backend):
         return was_killed, lines
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1))) as pool:
-        outcomes = list(pool.map(one, range(len(when))))
-    # the moments must mean something: nearly all kills hit, most of them in the middle of the rounds
-    assert sum(was_killed for was_killed, _ in outcomes) >= len(when) - 2
-    assert sum(0 < lines < 40 for _, lines in outcomes) >= len(when) // 2
+        return list(pool.map(one, range(len(when))))

@@ -118,6 +118,21 @@ def test_adaptive_chooses_once_from_what_the_pilot_told() -> None:
     assert_same(later, state)  # set once
 
 
+def test_adaptive_counts_the_rounds_in_which_it_is_told_something() -> None:
+    """Not those of the run: a rule that is made late, or seldom told something, has its whole pilot. The last
+    of three rounds tells of client 0 alone, whose square 9 replaces its 1: R^2 = (9 + 1 + 1) / 3."""
+    rule = Adaptive(pilot=0.3, rounds=3, c=8.0)
+    state = rule.init(torch.zeros(3, dtype=torch.float64), facts(20))
+    for number, count in ((21, 1), (25, 2)):
+        state, report = rule.update(state, vector(1, 1, 1), vector(1, 1, 1) / 3, facts(number))
+        assert report == {"lam": vector(0.3)[0]}
+        assert int(state.heard) == count
+    state, report = rule.update(state, vector(9), vector(1), facts(40, cohort=(0,), sizes=(10.0,)))
+    assert float(report["lam"]) == pytest.approx(8.0 / (20 * 11 / 3), rel=1e-12)
+    later, _ = rule.update(state, vector(1, 1, 1), vector(1, 1, 1) / 3, facts(41))
+    assert_same(later, state)
+
+
 def test_adaptive_for_each_client() -> None:
     """lam_i = c / (n_i R_i^2) = 8 / (34, 14, 99); client 3 was not heard of and has the mean R^2 and n;
     a newcomer is sent the mean of all four."""

@@ -153,7 +153,7 @@ INFINITE = np.where(np.arange(24).reshape(8, 3) == 16, np.inf, 1.0)
     (X, {"mean": [0.0]}, 'mean is given, but scale = "none" does not use it: set scale = "constants"'),
     (X, {"fill": [0.0], "impute": "client"}, 'fill is given, but impute = "client" does not use it'),
     (X, {"scale": "constants", "mean": [0.0], "std": [0.0]}, "std must be greater than 0, not 0.0"),
-    (X, {"scale": "constants", "mean": [NAN], "std": [1.0]}, "mean must hold finite numbers, not [nan]"),
+    (X, {"scale": "constants", "mean": [NAN], "std": [1.0]}, "mean[0] must be a finite number, not nan"),
     (X, {"scale": "constants", "mean": [0, 1], "std": [1.0]}, "mean has 2 numbers, but x has 3 columns"),
     (X, {"scale": "standard"}, "unknown preprocess.scale 'standard'"),
 ])

@@ -137,6 +137,8 @@ class DiagonalGaussian(Generator):
     def __post_init__(self) -> None:
         object.__setattr__(self, "variance", _plain(self.variance))
         super().__post_init__()
+        if not self.variance:
+            raise UsageError(f"{self.name}.variance is missing: give a number for each parameter")
 
     @functools.cached_property
     def _diagonal(self) -> Tensor:
@@ -180,17 +182,19 @@ class FullGaussian(Generator):
         object.__setattr__(self, "sigma", _plain(self.sigma))
         super().__post_init__()
         d = len(self.sigma)
+        if not d:
+            raise UsageError(f"{self.name}.sigma is missing: give a list of rows, one for each parameter")
         if any(len(row) != d for row in self.sigma):
             raise UsageError(f"{self.name}.sigma must be a square matrix: it has {d} rows, "
                              f"of lengths {sorted({len(row) for row in self.sigma})}")
         if not torch.allclose(self._matrix, self._matrix.mT, rtol=1e-9, atol=0):
             raise UsageError(f"{self.name}.sigma must be symmetric")
-        if d and int(torch.linalg.cholesky_ex(self._matrix).info):
+        if int(torch.linalg.cholesky_ex(self._matrix).info):
             raise UsageError(f"{self.name}.sigma must be positive definite: a covariance has eigenvalues > 0")
 
     @functools.cached_property
     def _matrix(self) -> Tensor:
-        return torch.tensor(self.sigma, dtype=torch.float64).reshape(len(self.sigma), -1)
+        return torch.tensor(self.sigma, dtype=torch.float64)
 
     @functools.cached_property
     def _inverse(self) -> Tensor:
@@ -418,6 +422,31 @@ class FromGenerator(Generator):
         s = self.grad_g_star(mu)
         return self.g_star(x) + self.g(s) - (x * s).sum()
 
+    def require(self, theta: Tensor) -> None:
+        self._require_convex(torch.full_like(theta, self.start))
+        super().require(theta)
+
+    def _require_convex(self, y: Tensor) -> None:
+        """Try the user's function where Newton's method begins, before anything is trained."""
+        where = f"family.generator {self.generator}"
+        try:
+            terms, slope, curvature = self._expanded(y)
+        except UsageError:
+            raise
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [""])[0]
+            raise UsageError(f"{where} cannot be differentiated twice in torch: {type(error).__name__}: "
+                             f"{reason}") from error
+        if terms.shape not in (y.shape, ()):
+            raise UsageError(f"{where} gives shape {tuple(terms.shape)} for y of shape {tuple(y.shape)}: it "
+                             "must give one term per coordinate, or one number")
+        if not all(bool(torch.isfinite(t).all()) for t in (terms, slope, curvature)):
+            raise UsageError(f"{where} is not finite at start = {self.start:g}: name a point of its domain")
+        least = curvature.min() if terms.dim() else torch.linalg.eigvalsh(curvature)[0]
+        if not bool(least > 0):
+            raise UsageError(f"{where} is not strictly convex at start = {self.start:g}: its second "
+                             f"derivative is {float(least):g}")
+
     def inside(self, x: Tensor) -> Tensor:
         """Where grad g reaches x."""
         reached = (self.grad_g(self.grad_g_star(x)) - x).abs() <= 1e-3 * (1 + x.abs())
@@ -483,7 +512,3 @@ def _found(place: str) -> Callable[[Tensor], Tensor]:
 
 Family: TypeAlias = (SphericalGaussian | DiagonalGaussian | FullGaussian | Bernoulli | Poisson | Exponential
                      | FromGenerator)
-FAMILIES: dict[str, type[Generator]] = {
-    cls.name: cls for cls in (SphericalGaussian, DiagonalGaussian, FullGaussian, Bernoulli, Poisson,
-                              Exponential, FromGenerator)
-}

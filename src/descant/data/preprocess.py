@@ -7,7 +7,6 @@ column is the first dimension of a sample: a feature of a table, a channel of im
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,8 +46,6 @@ class Preprocess(Checked):
                 if choice != "constants" and constants is not None:
                     raise UsageError(f'{name} is given, but {field} = "{choice}" does not use it: set '
                                      f'{field} = "constants", or leave {name} out')
-                if not all(math.isfinite(c) for c in constants or ()):
-                    raise UsageError(f"{name} must hold finite numbers, not {list(constants or ())}")
         if min(self.std or (1.0,)) <= 0:
             raise UsageError(f"std must be greater than 0, not {min(self.std or ())}")
 

@@ -95,10 +95,10 @@ def experiment(out: Path) -> Experiment:
                          "descant.run and resume=True")
     if field := fields.foreign(ALGORITHMS[name], sections["algorithm"]):
         called = sections["algorithm"][field].get("name")
-        raise UsageError(f"{out}: algorithm.{field} was a Python object, {called!r}, which config.toml cannot "
-                         "make again: resume with the same call of descant.run and resume=True; a run that "
-                         "its directory alone can continue has it as "
-                         f'{{ name = "own", place = "package.module:name" }}')
+        raise UsageError(f"{out}: algorithm.{field} was a Python object, {called!r}, which config.toml does "
+                         "not hold: resume with the same call of descant.run and resume=True; a run that its "
+                         'directory alone can continue has it as { name = "own", place = '
+                         '"package.module:name" }')
     return Experiment.parse(sections)
 
 

@@ -59,8 +59,9 @@ def generalized_coherence(vectors: Tensor) -> Coherence:
 def envelope_gradients(run: Run, which: Which = "best") -> Tensor:
     """lam_i Hess g*(w) (w - theta_i) for every client of the population, at the server's w: [clients, d].
 
-    theta_i is what the client predicts with, which stands for the proximal map. For methods with a global
-    model and personal ones; lam is 1 for those without a Gaussian prior.
+    theta_i is what the client predicts with, which stands for the proximal map. The paper measures from the
+    client's own w_i in every round; the server's w, from which it starts, is what all methods have. For
+    methods with a global model and personal ones; where a method is none of pFedMe's kind, lam is 1.
     """
     algorithm, server = run.setup.algorithm, run.snapshot(which).server
     shared = algorithm.global_model(server)
