@@ -5,8 +5,9 @@
 10 clients of 200 training rows each, logistic regression in 10 dimensions, labels drawn from the model (the
 authors' argmax labels are separable, so that a minimiser does not exist). Full gradients: 40 rounds of 40
 steps of size 0.1. The adaptive lambda is that of the practical rule, from R after 20 rounds with 0.02, less
-the noise of estimation (about 200 / n here, by `descant.theory.estimate`). The error is mean_i ||w_i - w*_i||^2 after the last round; means over the seeds, with
-their standard errors. Written: figure_1a.csv and figure_1a.png.
+the noise of estimation (about 200 / n here, by `descant.theory.estimate`). The error is
+mean_i ||w_i - w*_i||^2 after the last round; means over the seeds, with their standard errors. Written:
+figure_1a.csv and figure_1a.png.
 """
 
 from __future__ import annotations
