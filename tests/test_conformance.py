@@ -82,7 +82,7 @@ VARIANTS: dict[str, Algorithm] = {
     "cgpfl": CGPFL(K=3, S=2),
     "cgpfl auto": CGPFL(K="auto", S=2, mu=1e4, alpha=0.5),
     "cgpfl learned": CGPFL(K=2, S=2, lam=LearnedVariance(epsilon=1e-3), alpha=1.5),
-    "cgpfl own lam": CGPFL(K=2, S=2, lam=Adaptive(rounds=2, per_client=True), k_rounds=2),
+    "cgpfl own lam": CGPFL(K=2, S=2, lam=Adaptive(rounds=2, per_client=True, cap=20.0), k_rounds=2),
     "dichotomous unsplit": Dichotomous(SGD(lr=0.05, momentum=0.9), split="none", weights="uniform"),
 }
 every_method = pytest.mark.parametrize("method", VARIANTS)

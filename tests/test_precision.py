@@ -276,14 +276,20 @@ def test_a_number_and_a_list_are_rules_too() -> None:
     assert as_rule(rule) is rule
 
 
-def test_cautions_know_the_largest_lam_of_a_list_and_nothing_of_a_rule() -> None:
+def test_cautions_know_the_largest_lam_of_a_list_and_of_a_rule() -> None:
+    """A rule's: the cap of an adaptive lam, and 1 / c, where s = 0, of a learned variance."""
     assert unstable("eta", 0.1, 19.0) == []
     assert "at most 0.1" in unstable("eta", 0.1, (1.0, 20.0))[0]
-    assert unstable("eta", 0.1, Adaptive()) == []
+    assert "with lam up to 100" in unstable("eta", 0.1, Adaptive())[0]
+    assert unstable("eta", 0.1, Adaptive(cap=19.0)) == []
+    assert "at most 0.05" in unstable("eta", 0.1, Adaptive(cap=1.0, pilot=40.0))[0]
+    assert unstable("eta", 1.9, LearnedVariance()) == []
+    assert "with lam up to 2" in unstable("eta", 1.0, LearnedVariance(c=0.5))[0]
     assert unstable("eta", None, 50.0) == []
     assert overshooting("eta", 0.1, 10.0) == []
     assert "eta <= 1 / lam = 0.05" in overshooting("eta", 0.1, (1.0, 20.0))[0]
-    assert overshooting("eta", 10.0, LearnedVariance()) == []
+    assert overshooting("eta", 1.0, LearnedVariance()) == []
+    assert "eta <= 1 / lam = 1" in overshooting("eta", 10.0, LearnedVariance())[0]
 
 
 # -- inside the methods -------------------------------------------------------------------------------------

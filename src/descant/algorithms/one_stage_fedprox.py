@@ -88,7 +88,7 @@ class OneStageFedProx(SharedPrior):
 
     def cautions(self) -> list[str]:
         lam = strongest(self.lam)
-        if self.steps == "theory" or self.L is None or lam is None:
+        if self.steps == "theory" or self.L is None:
             return unstable("eta", self.eta, self.lam) if self.steps == "given" else []
         L, cautions = self.L, []
         if self.eta * (L + lam) >= 2:
