@@ -15,9 +15,10 @@ from descant.errors import UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import parse_algorithm
 from descant.experiment.run import Observer, Run, Setup
+from descant.losses import Loss, LossName
 from descant.models import ModelSpec, NetworkSpec, TaskSpec, make_task, named
 from descant.pool import Federation
-from descant.task import Loss, LossName, Task
+from descant.task import Task
 
 
 def run(

@@ -8,7 +8,10 @@ it needs from a `Context`. Everything else runs as the user wrote it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,14 +29,24 @@ class Context:
 
     def __init__(self) -> None:
         self.draws_needed = False  # whether any layer draws random numbers
-        self.begin(None, None)
+        self._set(None, None, {})
 
-    def begin(self, weight: Tensor | None, key: Tensor | None) -> None:
-        """Start a forward pass: which rows count ([B] bool, None for all), and the random key."""
+    @contextmanager
+    def of_pass(self, weight: Tensor | None, key: Tensor | None, stats: dict[str, Tensor]
+                ) -> Iterator[Context]:
+        """For one forward pass: which rows count ([B] bool, None for all), the random key, and the running
+        statistics by name, which the layers replace by new ones."""
+        self._set(weight, key, stats)
+        try:
+            yield self
+        finally:
+            self._set(None, None, {})  # hold on to nothing that lives inside vmap
+
+    def _set(self, weight: Tensor | None, key: Tensor | None, stats: dict[str, Tensor]) -> None:
         self.weight = weight
         self.key = key
         self.draws = 0
-        self.stats: dict[str, Tensor] = {}  # new running statistics, by name
+        self.stats = stats
 
 
 def rewire(module: nn.Module) -> Context:
@@ -60,26 +73,39 @@ def _has_hidden_dropout(layer: nn.Module) -> bool:
     return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0
 
 
-def _batch_norm(context: Context, name: str, layer: _BatchNorm, x: Tensor) -> Tensor:
+class Moments(NamedTuple):
+    """What a batch is normalised by."""
+
+    mean: Tensor  # [channels]
+    var: Tensor  # [channels]
+    alone: Tensor | bool  # whether these are the running ones
+
+
+def moments_of_batch(context: Context, name: str, layer: _BatchNorm, x: Tensor) -> Moments:
+    """The mean and variance of a batch [B, channels, ...] in training, which move the running ones; else
+    the running ones."""
     names = [f"{name}.{part}" if name else part for part in ("running_mean", "running_var")]
     # a layer that is called again goes on from where its last call left the statistics
-    mean0, var0 = (context.stats.get(key, getattr(layer, key.rpartition(".")[2])) for key in names)
+    mean0, var0 = (context.stats[key] for key in names)
     if not layer.training:
-        return F.batch_norm(x, mean0, var0, layer.weight, layer.bias, False, 0.0, layer.eps)
-
-    axes = [0, *range(2, x.dim())]  # all but the channels
-    count, mean, var = _moments(x, context.weight, axes)
+        return Moments(mean0, var0, True)
+    count, mean, var = _moments(x, context.weight, [0, *range(2, x.dim())])  # all axes but the channels
     # One value has no variance: it is normalised by the running statistics and leaves them alone.
     alone = count <= 1
     momentum = torch.where(alone, 0.0, torch.as_tensor(layer.momentum, dtype=x.dtype))
     unbiased = var.detach() * count / (count - 1).clamp(min=1)
     context.stats |= {names[0]: torch.lerp(mean0, mean.detach(), momentum),
                       names[1]: torch.lerp(var0, unbiased, momentum)}
+    return Moments(torch.where(alone, mean0, mean), torch.where(alone, var0, var), alone)
 
-    if context.weight is None and len(x) > 1:
+
+def _batch_norm(context: Context, name: str, layer: _BatchNorm, x: Tensor) -> Tensor:
+    mean, var, _ = moments_of_batch(context, name, layer, x)
+    if layer.training and context.weight is None and len(x) > 1:
         return F.batch_norm(x, None, None, layer.weight, layer.bias, True, 0.0, layer.eps)
+    if not layer.training:
+        return F.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
     shape = [1, -1] + [1] * (x.dim() - 2)
-    mean, var = torch.where(alone, mean0, mean), torch.where(alone, var0, var)
     out = (x - mean.view(shape)) * torch.rsqrt(var + layer.eps).view(shape)
     if layer.weight is not None:
         out = out * layer.weight.view(shape) + layer.bias.view(shape)
@@ -101,12 +127,18 @@ def _moments(x: Tensor, weight: Tensor | None, axes: list[int]) -> tuple[Tensor,
     return count, mean, centred.square().sum(axes) / count.clamp(min=1)
 
 
-def _dropout(context: Context, layer: _DropoutNd, x: Tensor) -> Tensor:
+def dropped(context: Context, layer: _DropoutNd, x: Tensor) -> Tensor | None:
+    """What x is multiplied with: 0 for what is dropped; None where nothing is."""
     if not layer.training or layer.p == 0 or context.key is None:
-        return x
+        return None
     # Dropout drops single values; Dropout1d/2d/3d drop whole channels [B, C, ...]
     shape = x.shape if type(layer) is nn.Dropout else x.shape[:2] + (1,) * (x.dim() - 2)
     key = random.fold(context.key, context.draws)
     context.draws += 1
     keep = random.uniform(key, tuple(shape), x.dtype) >= layer.p
-    return x * keep / (1 - layer.p) if layer.p < 1 else x * 0
+    return keep.to(x.dtype) / (1 - layer.p) if layer.p < 1 else torch.zeros_like(keep, dtype=x.dtype)
+
+
+def _dropout(context: Context, layer: _DropoutNd, x: Tensor) -> Tensor:
+    factor = dropped(context, layer, x)
+    return x if factor is None else x * factor

@@ -19,7 +19,7 @@ class Meter:
         self.grad_steps = 0  # forward and backward passes, over all clients of the chunk
         self.chunk = clients
         self.stand_for(clients, None)
-        self._loss: Tensor | float = 0.0  # of ONE client: may live inside vmap
+        self._losses: list[Tensor] = []  # of ONE client, at each call: may live inside vmap
         self._calls: Tensor | float = 0.0
 
     def stand_for(self, clients: int, active: Tensor | None) -> None:
@@ -31,13 +31,13 @@ class Meter:
     def count(self, loss: Tensor) -> None:
         """One gradient on one batch, at this loss."""
         self.grad_steps += self.clients
-        one = 1.0 if self.active is None else self.active.to(loss.dtype)
-        self._loss = self._loss + (loss if self.active is None else loss.where(self.active, 0.0))
-        self._calls = self._calls + one
+        self._losses.append(loss if self.active is None else loss.where(self.active, 0.0))
+        self._calls = self._calls + (1.0 if self.active is None else self.active.to(loss.dtype))
 
     def loss(self) -> Tensor:
         """The mean loss of one client's steps; NaN when there were none."""
-        return torch.as_tensor(self._loss) / torch.as_tensor(self._calls)
+        total = torch.stack(self._losses).sum() if self._losses else torch.zeros(())
+        return total / torch.as_tensor(self._calls)
 
 
 _current: ContextVar[Meter | None] = ContextVar("meter", default=None)

@@ -54,3 +54,12 @@ class Gaussian(NamedTuple):
     def prox(self, theta: Tensor, step: float) -> Tensor:
         pull = step * self.precision
         return (theta + pull * self.mean) / (1 + pull)
+
+
+def descended(prior: Prior, theta: Tensor, step: float) -> Tensor:
+    """A gradient step on the energy alone: theta - step * prior.grad(theta)."""
+    if isinstance(prior, Flat):
+        return theta
+    if isinstance(prior, Gaussian):  # in one pass over the vector
+        return torch.lerp(theta, prior.mean, step * prior.precision)
+    return theta - step * prior.grad(theta)

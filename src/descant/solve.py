@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from descant.fields import Checked, hyper
-from descant.prior import Flat, Prior
+from descant.prior import Flat, Prior, descended
 from descant.task import Batch, Task
 from descant.tree import Tree
 from descant.vector import Model
@@ -36,13 +36,12 @@ class SGD(Checked):
 
     def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
         direction = gradient
-        if not isinstance(prior, Flat):
-            direction = direction + prior.grad(theta)
         if self.weight_decay:
-            direction = direction + self.weight_decay * theta
-        if self.momentum:
-            direction = state = self.momentum * state + direction
-        return theta - self.lr * direction, state
+            direction = torch.add(direction, theta, alpha=self.weight_decay)
+        if not self.momentum:
+            return torch.sub(descended(prior, theta, self.lr), direction, alpha=self.lr), state
+        direction = state = self.momentum * state + direction + prior.grad(theta)
+        return torch.sub(theta, direction, alpha=self.lr), state
 
 
 class AdamState(NamedTuple):

@@ -7,21 +7,21 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import debug_unwrap, functional_call, grad
 
 from descant import meter, random
+from descant.chain import Chain
 from descant.errors import UsageError, unknown
 from descant.layers import Context, rewire
+from descant.losses import LOSSES, SLOPED, Loss, LossName
+from descant.network import Network
 from descant.pool import Federation
 from descant.vector import Layout, Model
-
-LossName: TypeAlias = Literal["cross_entropy", "binary_cross_entropy", "mse"]
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets) -> losses [B]
 
 
 class Batch(NamedTuple):
@@ -84,14 +84,26 @@ class Task(ABC):
     def grad(self, model: Model, batch: Batch) -> Gradient:
         """The gradient of the mean training loss over a batch."""
 
+        found = self._gradient(model, batch)
+        if (opened := meter.current()) is not None:
+            opened.count(found.loss)
+        return found
+
+    def _gradient(self, model: Model, batch: Batch) -> Gradient:
+        """The gradient by autograd."""
+
         def objective(theta: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             losses, stats = self.losses(Model(theta, model.stats), batch, train=True)
             loss = _mean(losses, batch.weight)
-            return loss, (loss.detach(), stats)
+            return loss, (loss.detach(), stats.detach())
 
-        gradient, (loss, stats) = grad(objective, has_aux=True)(model.theta)
-        if (opened := meter.current()) is not None:
-            opened.count(loss)
+        if _is_transformed(*model, *batch):
+            gradient, (loss, stats) = grad(objective, has_aux=True)(model.theta)
+            return Gradient(loss, gradient, stats)
+        with torch.enable_grad():  # the same for ONE client alone, at half the cost
+            theta = model.theta.detach().requires_grad_()
+            value, (loss, stats) = objective(theta)
+            (gradient,) = torch.autograd.grad(value, theta)
         return Gradient(loss, gradient, stats)
 
     def hessian(self, model: Model, batch: Batch, v: Tensor) -> Tensor:
@@ -132,14 +144,17 @@ class ModuleTask(Task):
         if loss == "binary_cross_entropy" and classes is None:
             self.classes = 2  # targets 0 and 1 as real numbers
         self._loss = LOSSES[loss] if isinstance(loss, str) else loss
+        self._sloped = SLOPED[loss] if isinstance(loss, str) else None
         kind = CLASSIFICATION if self.classes is not None else REGRESSION if loss == "mse" else ()
         self.metric_names = ("loss", *kind)
         self._module = copy.deepcopy(module)
         self._train = copy.deepcopy(module).to(dtype).train()
         self._eval = copy.deepcopy(module).to(dtype).eval()
         self._context: Context = rewire(self._train)
-        rewire(self._eval)
+        self._quiet: Context = rewire(self._eval)
         self.draws = self._context.draws_needed
+        self._chain = Chain.of(self._train, self.layout)
+        self._eval_chain = Chain.of(self._eval, self.layout)
 
     def init(self) -> Model:
         return self.layout.flatten(self._module, self.dtype)
@@ -154,24 +169,43 @@ class ModuleTask(Task):
     @cached_property
     def is_linear(self) -> bool:
         """Whether the outputs are those of one linear layer on the flattened samples."""
-        from descant.models.network import Network  # a model, which is made into a task
-
         leaves = [type(m) for m in self._module.modules() if not isinstance(m, nn.Sequential | Network)]
         return leaves.count(nn.Linear) == 1 and {*leaves} <= {nn.Linear, nn.Flatten, nn.Identity}
 
     def losses(self, model: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor]:
         if not train:
             return self._loss(self.predict(model, batch.x), batch.y), model.stats
-        self._context.begin(batch.weight, batch.key)
-        views = self.layout.views(model)
-        outputs = functional_call(self._train, views, (batch.x,))
-        stats = [self._context.stats.get(s.name, views[s.name]) for s in self.layout.statistics]
-        self._context.begin(None, None)  # hold on to nothing that lives inside vmap
-        return self._loss(outputs, batch.y), torch.cat(stats) if stats else model.stats
+        with self._context.of_pass(batch.weight, batch.key, self.layout.running(model.stats)) as context:
+            outputs = functional_call(self._train, self.layout.views(model), (batch.x,))
+            return self._loss(outputs, batch.y), self._stats(context, model)
+
+    def _gradient(self, model: Model, batch: Batch) -> Gradient:
+        sloped = self._sloped
+        if self._chain is None or sloped is None:
+            return super()._gradient(model, batch)
+
+        def loss(outputs: Tensor) -> tuple[Tensor, Tensor]:
+            losses, slopes = sloped(outputs, batch.y)
+            if batch.weight is None:
+                return losses.mean(), slopes.mul_(1 / len(losses))
+            share = batch.weight.to(losses.dtype) / batch.weight.sum()
+            return (losses * share).sum(), slopes.mul_(share.view(-1, *[1] * (slopes.dim() - 1)))
+
+        with self._context.of_pass(batch.weight, batch.key, self.layout.running(model.stats)) as context:
+            value, gradient = self._chain.gradient(model, batch.x, context, loss)
+            return Gradient(value, gradient, self._stats(context, model))
+
+    def _stats(self, context: Context, model: Model) -> Tensor:
+        """The running statistics after a pass."""
+        names = [s.name for s in self.layout.statistics]
+        return torch.cat([context.stats[name] for name in names]) if names else model.stats
 
     def predict(self, model: Model, x: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(self._eval, self.layout.views(model), (x,))
-        return outputs
+        with self._quiet.of_pass(None, None, self.layout.running(model.stats)) as context:
+            if self._eval_chain is not None:
+                return self._eval_chain.outputs(model, x, context)
+            outputs: Tensor = functional_call(self._eval, self.layout.views(model), (x,))
+            return outputs
 
     def module(self, model: Model) -> nn.Module:
         """An ordinary module with this model's parameters, as the user's own code expects it."""
@@ -258,22 +292,13 @@ class FunctionTask(Task):
 def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Samples as a model takes them: bytes become numbers in [0, 1], tokens stay."""
     if x.dtype == torch.uint8:
-        return x.to(dtype).mul(1 / 255)
+        return x.to(dtype).mul_(1 / 255)
     return x
 
 
-def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    losses = F.cross_entropy(outputs, y, reduction="none")
-    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)  # sequences: mean over positions
-
-
-def _binary_cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(outputs.reshape(y.shape), y.to(outputs.dtype), reduction="none")
-
-
-def _mse(outputs: Tensor, y: Tensor) -> Tensor:
-    error = outputs.reshape(y.shape) - y
-    return error.square() if error.dim() == 1 else error.square().flatten(1).mean(1)
+def _is_transformed(*tensors: Tensor | None) -> bool:
+    """Whether any tensor stands for several clients (vmap), or is being differentiated already."""
+    return any(t is not None and debug_unwrap(t) is not t for t in tensors)
 
 
 def _first_line(error: Exception) -> str:
@@ -282,16 +307,6 @@ def _first_line(error: Exception) -> str:
 
 CLASSIFICATION = ("accuracy", "balanced_accuracy")
 REGRESSION = ("mse", "r2")
-LOSSES: dict[str, Loss] = {
-    "cross_entropy": _cross_entropy,
-    "binary_cross_entropy": _binary_cross_entropy,
-    "mse": _mse,
-}
-
-
-def default_loss(classes: int | None) -> LossName:
-    """The loss that fits the targets: class numbers, or real values."""
-    return "mse" if classes is None else "cross_entropy"
 
 
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:

@@ -87,6 +87,14 @@ class Layout:
                     tensors[name].copy_(value)
         return module
 
+    def parts(self, theta: Tensor) -> list[Tensor]:
+        """The parameters of a vector, in their order."""
+        return list(_views(self.parameters, theta).values())
+
+    def running(self, stats: Tensor) -> dict[str, Tensor]:
+        """The running statistics of a vector, by their names."""
+        return _views(self.statistics, stats)
+
     def views(self, model: Model) -> dict[str, Tensor]:
         """The parameters and statistics of a model under their names in the module."""
         return _views(self.parameters, model.theta) | _views(self.statistics, model.stats)

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from descant import meter, random
@@ -130,7 +131,7 @@ class View:
     def targets(self, split: SplitName, with_x: bool) -> Batch:
         """The targets of all rows of a split, padded; their samples only if asked for: they are large."""
         rows, count = self._split(split)
-        x = inputs(self._plan.federation.x[rows], self._plan.dtype) if with_x else rows[:0]
+        x = self._samples(rows) if with_x else rows[:0]
         return Batch(x, self._plan.federation.y[rows], torch.arange(len(rows)) < count)
 
     def _split(self, split: SplitName) -> tuple[Tensor, Tensor]:
@@ -139,15 +140,22 @@ class View:
 
     def _batches(self) -> Iterator[Batch]:
         plan, start = self._plan, 0
+        y = plan.federation.y[self._tensors.rows]  # of all batches at once: targets are small
         for b, width in enumerate(plan.widths):
             weight = None if plan.whole[b] else torch.arange(width) < self._tensors.lengths[b]
             key = random.fold(self._tensors.key, b) if plan.draws else None
-            yield self._batch(self._tensors.rows[start : start + width], weight, key)
+            x = self._samples(self._tensors.rows[start : start + width])
+            yield Batch(x, y[start : start + width], weight, key)
             start += width
 
     def _batch(self, rows: Tensor, weight: Tensor | None, key: Tensor | None) -> Batch:
-        federation = self._plan.federation
-        return Batch(inputs(federation.x[rows], self._plan.dtype), federation.y[rows], weight, key)
+        return Batch(self._samples(rows), self._plan.federation.y[rows], weight, key)
+
+    def _samples(self, rows: Tensor) -> Tensor:
+        x = self._plan.federation.x
+        # looked up as embeddings, row by row, which under vmap is several times faster than indexing
+        found = F.embedding(rows, x.reshape(len(x), -1)).reshape(len(rows), *x.shape[1:])
+        return inputs(found, self._plan.dtype)
 
 
 def _where(condition: Tensor, new: Tree, old: Tree) -> Tree:

@@ -15,6 +15,7 @@ from torch import nn
 from descant import fields, random
 from descant.errors import DescantError, UsageError, unknown
 from descant.fields import hyper
+from descant.losses import LOSSES, Loss, LossName, default_loss
 from descant.models.alexnet import FedBNAlexNet
 from descant.models.base import Facts, NetworkSpec, TaskSpec
 from descant.models.cnn import CGPFLCNN, CNN2, CNN3, CNN5, FEMNISTCNN, HARCNN, CifarNet, FedMAPCNN
@@ -24,7 +25,7 @@ from descant.models.own import OwnModel
 from descant.models.quadratic import Quadratic
 from descant.models.resnet import ResNet18
 from descant.pool import Federation
-from descant.task import LOSSES, Loss, LossName, ModuleTask, Task, default_loss
+from descant.task import ModuleTask, Task
 
 MODELS: dict[str, type[NetworkSpec] | type[TaskSpec]] = {
     cls.name: cls

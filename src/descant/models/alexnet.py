@@ -9,7 +9,7 @@ from torch import nn
 
 from descant.models.base import Facts, NetworkSpec
 from descant.models.convolution import Conv, Plan, Pool, convolutions
-from descant.models.network import Network, dense
+from descant.network import Network, dense
 
 
 def alexnet(facts: Facts, model: str, channels: tuple[int, int, int, int, int], hidden: int) -> Network:

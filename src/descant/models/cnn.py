@@ -11,7 +11,7 @@ from torch import nn
 from descant.fields import hyper
 from descant.models.base import Facts, NetworkSpec
 from descant.models.convolution import Conv, Plan, Pool, convolutions
-from descant.models.network import Network, dense
+from descant.network import Network, dense
 
 
 def _cnn(facts: Facts, model: str, plan: Plan, *hidden: int, rank: int = 2,

@@ -11,10 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 
 from descant.errors import UsageError
 from descant.models.base import Facts
+from descant.network import Shaped
 
 
 class Conv(NamedTuple):
@@ -36,17 +37,6 @@ class Pool(NamedTuple):
 
 
 Plan: TypeAlias = Sequence[Conv | Pool]
-
-
-class Shaped(nn.Module):
-    """Samples in a given shape: a grey image gets its one channel."""
-
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        self.shape = shape
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.reshape(len(x), *self.shape)
 
 
 _LAYERS: dict[int, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {

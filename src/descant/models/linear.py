@@ -10,7 +10,7 @@ from torch import nn
 
 from descant.fields import hyper
 from descant.models.base import Facts, NetworkSpec
-from descant.models.network import Network, dense
+from descant.network import Network, dense
 
 
 def _perceptron(facts: Facts, model: str, *hidden: int, activation: type[nn.Module] = nn.ReLU) -> Network:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from descant.errors import UsageError
 from descant.fields import hyper
 from descant.models.base import Facts, NetworkSpec
-from descant.models.network import Network, dense
+from descant.network import Network, dense
 
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # as nn.LSTM has them in every layer
 

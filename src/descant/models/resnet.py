@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from descant.fields import hyper
 from descant.models.base import Facts, NetworkSpec
-from descant.models.convolution import Shaped, image_shape
-from descant.models.network import Network
+from descant.models.convolution import image_shape
+from descant.network import Network, Shaped
 
 Norm: TypeAlias = Literal["batch", "group"]
 SMALL = 64  # pixels; images with a shorter side keep their size until the second stage

@@ -21,6 +21,17 @@ class Network(nn.Module):
         return out
 
 
+class Shaped(nn.Module):
+    """Samples in a given shape: a grey image gets its one channel."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(len(x), *self.shape)
+
+
 def dense(widths: Iterable[int], *, norm: bool = False, dropout: float = 0.0,
           activation: type[nn.Module] = nn.ReLU) -> list[nn.Module]:
     """Linear layers from each width to the next, with what follows each of them."""

@@ -1,0 +1,72 @@
+"""The losses that have a name: of each sample, and their slopes for the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LossName: TypeAlias = Literal["cross_entropy", "binary_cross_entropy", "mse"]
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets) -> losses [B]
+
+
+class Sloped(NamedTuple):
+    """The losses of some samples with their derivatives."""
+
+    losses: Tensor  # [B]
+    slopes: Tensor  # of each sample's loss for its own outputs: as the outputs
+
+
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    # not F.cross_entropy, which vmap takes apart in Python
+    losses = -torch.log_softmax(outputs, 1).gather(1, y.unsqueeze(1)).squeeze(1)
+    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)  # sequences: mean over positions
+
+
+def _sloped_cross_entropy(outputs: Tensor, y: Tensor) -> Sloped:
+    log_p, at = torch.log_softmax(outputs, 1), y.unsqueeze(1)
+    losses = -log_p.gather(1, at)
+    slopes = log_p.exp_().scatter_add_(1, at, -torch.ones_like(losses))  # p - (1 at the target)
+    losses = losses.squeeze(1)
+    if losses.dim() > 1:
+        losses, slopes = losses.flatten(1).mean(1), slopes / (losses.numel() // len(losses))
+    return Sloped(losses, slopes)
+
+
+def _binary_cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs.reshape(y.shape), y.to(outputs.dtype), reduction="none")
+
+
+def _sloped_binary_cross_entropy(outputs: Tensor, y: Tensor) -> Sloped:
+    slopes = torch.sigmoid(outputs) - y.to(outputs.dtype).reshape(outputs.shape)
+    return Sloped(_binary_cross_entropy(outputs, y), slopes)
+
+
+def _mse(outputs: Tensor, y: Tensor) -> Tensor:
+    error = outputs.reshape(y.shape) - y
+    return error.square() if error.dim() == 1 else error.square().flatten(1).mean(1)
+
+
+def _sloped_mse(outputs: Tensor, y: Tensor) -> Sloped:
+    error = outputs - y.reshape(outputs.shape)
+    return Sloped(_mse(outputs, y), error * (2 * len(error) / error.numel()))
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": _cross_entropy,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "mse": _mse,
+}
+SLOPED: dict[str, Callable[[Tensor, Tensor], Sloped]] = {
+    "cross_entropy": _sloped_cross_entropy,
+    "binary_cross_entropy": _sloped_binary_cross_entropy,
+    "mse": _sloped_mse,
+}
+
+
+def default_loss(classes: int | None) -> LossName:
+    """The loss that fits the targets: class numbers, or real values."""
+    return "mse" if classes is None else "cross_entropy"
