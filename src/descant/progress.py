@@ -30,7 +30,7 @@ class Progress:
         self._rounds = 0
         self._grad_steps = 0  # since the start of this process, as are the seconds
         self._seconds = 0.0
-        self._noted = False
+        self._told: set[str] = set()  # notes; one that holds in every round is told once
 
     def __enter__(self) -> Progress:
         return self
@@ -64,8 +64,8 @@ class Progress:
         self._grad_steps += row["grad_steps"]
         self._seconds += row["seconds"]
         speed = f"{self._grad_steps / max(self._seconds, 1e-9):,.0f} steps/s"
-        if "note" in row and not self._noted:
-            self._noted = True  # it will be so in every round
+        if "note" in row and row["note"] not in self._told:
+            self._told.add(row["note"])
             self._say(f"round {row['round']}: {row['note']}")
         if row["rejected"]:
             self._say(f"round {row['round']}: rejected {_rejections(row['rejections'])}")

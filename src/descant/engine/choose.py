@@ -17,6 +17,7 @@ from descant.engine.processes import Processes, Templates
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
 from descant.engine.work import Job, Work
+from descant.errors import UsageError
 from descant.tree import leaves, take
 
 # A chunk's matrix of parameters should stay near the processor: more clients per chunk save nothing
@@ -73,6 +74,8 @@ def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
         name, chunk = best.backend, best.chunk  # type: ignore[assignment]
     elif name == "processes" and train.chunk is None:
         chunk = min(chunk, -(-cohort // workers))  # something for every worker
+    if name == "ray":
+        return *_on_ray(work, train, cohort, chunk, forms), measured
     if name == "loop":
         settled = dataclasses.replace(train, backend=name, chunk=None, workers=None)
         return InProcess(work, 1), settled, measured
@@ -81,6 +84,18 @@ def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
         return InProcess(work, chunk), settled, measured
     settled = dataclasses.replace(train, backend="processes", chunk=chunk, workers=workers)
     return Processes(work, chunk, workers, forms), settled, measured
+
+
+def _on_ray(work: Work, train: Train, cohort: int, chunk: int, forms: Templates) -> tuple[Backend, Train]:
+    try:
+        from descant.engine.on_ray import OnRay  # an extra
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UsageError("train.backend is \"ray\", and Ray is not installed: "
+                         "pip install 'descant[ray]'") from None
+    backend = OnRay(work, train, cohort, chunk, forms)
+    return backend, dataclasses.replace(train, chunk=backend.chunk, workers=backend.shards)
 
 
 def measure(training: Training, forms: Templates, cohort: int, chunk: int, workers: int) -> list[Measured]:

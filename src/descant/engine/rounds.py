@@ -32,7 +32,7 @@ class RoundReport(NamedTuple):
     bytes_up: int
     loss: float  # mean over the accepted clients of the training loss on the way
     info: dict[str, Any]  # what the method reports
-    note: str | None  # why clients could not be run together, if so
+    note: str | None  # what happened to the workers, or why clients could not be run together, if so
 
 
 class NobodyLeft(DescantError):

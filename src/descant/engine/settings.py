@@ -24,16 +24,21 @@ class Train(Checked):
                         low=0, below=1)
     seed: int = hyper(0, "seed of sampling, batches and initial model", low=0)
     dtype: Literal["float32", "float64"] = hyper("float32", "precision of the models")
-    backend: Literal["auto", "loop", "vectorised", "processes"] = hyper(
-        "auto", "how clients are run; auto measures once")
+    backend: Literal["auto", "loop", "vectorised", "processes", "ray"] = hyper(
+        "auto", "how clients are run; auto measures once, and never takes ray")
     chunk: int | None = hyper(
-        None, "clients run together (vectorised, processes); absent: fitted to the model", low=1)
-    workers: int | None = hyper(None, "worker processes (processes); absent: one per core", low=1)
+        None, "clients run together (vectorised, processes, ray); absent: fitted to the model", low=1)
+    workers: int | None = hyper(None, "worker processes (processes, ray); absent: one per core", low=1)
+    ray_address: str | None = hyper(
+        None, 'Ray cluster to join: "auto" or host:port; absent: one is started here for the run')
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if 0 in (self.local.steps, self.local.epochs):
             raise UsageError("train.local must be at least one step or epoch")
+        if self.ray_address is not None and self.backend != "ray":
+            raise UsageError(f'train.ray_address is {self.ray_address!r}, but train.backend is '
+                             f'{self.backend!r}: set it to "ray", or leave the address out')
 
     @property
     def torch_dtype(self) -> torch.dtype:

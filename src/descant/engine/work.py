@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     values: Tree
     failed: dict[int, str]  # position -> reason
     grad_steps: int
-    note: str | None = None  # why a chunk could not be run together, though nobody in it failed
+    note: str | None = None  # what the user should know, such as why a chunk could not be run together
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class Work:
                 return Outcome(np.arange(len(clients)), values, {}, grad_steps)
             except Exception as error:  # somebody in this chunk fails: find out who, one by one
                 outcome = self._one_by_one(job, clients, number, message, states)
-                return outcome if outcome.failed else outcome._replace(note=_reason(error))
+                note = f"clients had to be run one by one: {_reason(error)}"
+                return outcome if outcome.failed else outcome._replace(note=note)
         return self._one_by_one(job, clients, number, message, states)
 
     def _one_by_one(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree

@@ -94,9 +94,10 @@ class Setup:
         return layout.tables(self.origin, self.algorithm, self.train, self.eval)
 
     def identity(self) -> dict[str, Any]:
-        """What two parts of one run must share. The number of rounds may grow."""
+        """What two parts of one run must share. The number of rounds may grow, and the cluster may move."""
         tables = self.tables()
         tables["train"].pop("rounds")
+        tables["train"].pop("ray_address", None)
         parts = {"config": tables, "federation": self.federation.fingerprint(),
                  "initial model and loss": self.task.fingerprint()}
         plain: dict[str, Any] = json.loads(json.dumps(parts))
@@ -238,7 +239,7 @@ class Run:
         if "note" in report.info:
             row["note"] = report.info["note"]
         if report.note is not None:
-            row["note"] = f"clients had to be run one by one: {report.note}"
+            row["note"] = report.note
         if evaluations:
             figures = [summarise(evaluation, self.setup.federation) for evaluation in evaluations]
             row |= {"eval_seconds": round(eval_seconds, 6)} | figures[0]
