@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 # interpreter no longer starts, is built anew, as is one older than what it was installed from.
 USABLE := $(shell test "$$(cat $(STAMP) 2>/dev/null)" = "$(CURDIR)" && $(BIN)/python -c '' 2>/dev/null && echo yes)
 
-.PHONY: help venv demo test test-slow check clean rebuild
+.PHONY: help venv demo test test-slow check bench clean rebuild
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
@@ -44,6 +44,9 @@ test-slow: $(STAMP) ## run the tests that start real processes or install the pa
 check: $(STAMP) ## lint (ruff) and check the types (mypy)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+bench: $(STAMP) ## measure the speed, into runs/bench (BENCH="--quick": in under a minute)
+	$(BIN)/descant bench $(BENCH)
 
 clean: ## remove .venv, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

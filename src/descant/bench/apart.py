@@ -1,0 +1,105 @@
+"""A side in a process of its own, so that its memory is its own and the others' threads are not in its way.
+
+Whoever is not asked waits on a pipe, which costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.multiprocessing
+
+from descant.errors import DescantError
+
+StartMethod: TypeAlias = Literal["fork", "spawn"]
+
+
+class Apart:
+    """Makes an object in a process and calls its methods there."""
+
+    def __init__(self, start: StartMethod, make: Callable[..., Any], *arguments: Any) -> None:
+        context: Any = torch.multiprocessing.get_context(start)
+        self._pipe, theirs = context.Pipe()
+        # not a daemon: it may have workers of its own
+        self._process = context.Process(target=_serve, args=(theirs, make, arguments))
+        self._process.start()
+        theirs.close()
+        self.ask("note")  # until it is there: whoever is asked next works alone
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """Call a method there, or read an attribute; returns when that is done."""
+        try:
+            self._pipe.send((what, *arguments))
+            failed, answer = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(1)
+            raise DescantError("a process of the benchmark ended unexpectedly (exit code "
+                               f"{self._process.exitcode}), perhaps for want of memory") from None
+        if failed:
+            raise DescantError(f"the benchmark failed: {answer}")
+        return answer
+
+    def close(self) -> None:
+        """End the process, in whatever state it is."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
+        self._pipe.close()
+        self._process.join(3)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def orders(pipe: Connection) -> Iterator[Any]:
+    """What comes through a pipe, until it is None or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # forked processes hold copies of the pipe's far end, so that its closing cannot be relied on
+    while pipe in wait([pipe, parent.sentinel]):
+        try:
+            order = pipe.recv()
+        except EOFError:
+            return
+        if order is None:
+            return
+        yield order
+
+
+def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)  # whoever wants more says so
+    made: Any = None
+    try:
+        for what, *given in orders(pipe):
+            try:
+                if made is None:
+                    made = make(*arguments)
+                answer = peak_memory() if what == "peak_memory" else getattr(made, what)
+                pipe.send((False, answer(*given) if callable(answer) else answer))
+            except Exception as error:
+                pipe.send((True, f"{type(error).__name__}: {error}"))
+    finally:
+        if made is not None:
+            made.close()
+
+
+def peak_memory() -> int | None:
+    """Bytes that this process and its children had in memory at most, each at its own peak; what they
+    share counts in each. None where the system does not tell."""
+    processes = ["self", *(str(child.pid) for child in multiprocessing.active_children())]
+    try:
+        return sum(_high_water(Path("/proc") / process / "status") for process in processes)
+    except (OSError, StopIteration):
+        return None
+
+
+def _high_water(status: Path) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

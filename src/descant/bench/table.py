@@ -1,0 +1,84 @@
+"""The figures of a benchmark for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from descant.bench.contest import FLOOR, LEAN
+from descant.units import duration, size, times
+
+
+def show_case(console: Console, case: dict[str, Any], repetitions: int) -> None:
+    """All sides of one case."""
+    table = _table(f"{case['method']} on {case['model']} ({times(case['parameters'], 'parameter')}): "
+                   f"{times(case['cohort'], 'client')} x {case['batches_per_round']} batches, "
+                   f"{case['grad_steps_per_round']:,} gradient steps; median of {repetitions}")
+    table.add_column("side", no_wrap=True)
+    for heading in ("µs per step", "times as fast as\nthe lean loop", "times the\nfloor",
+                    f"evaluation of\n{times(case['clients'], 'client')}", "share of\na round",
+                    "peak\nmemory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("how")
+    for name, side in case["sides"].items():
+        share = side.get("evaluation_share_of_round")
+        table.add_row(
+            name, _digits(side["us_per_step"]),
+            "" if name in (LEAN, FLOOR) else f"{side['times_faster_than_lean_loop']:.2f}",
+            "" if name == FLOOR else _ratio(side["times_the_floor"]),
+            duration(side["evaluation_ms"] / 1e3) if "evaluation_ms" in side else "",
+            "" if share is None or name == FLOOR else f"{share:.0%}",
+            "" if side["peak_memory_bytes"] is None else size(side["peak_memory_bytes"]), side["note"])
+    console.print(table)
+    console.print()
+
+
+def show_growth(console: Console, growth: dict[str, list[dict[str, Any]]]) -> None:
+    """The points of the growth curves."""
+    for curve, found in growth.items():
+        names = list(found[0]["sides"])
+        table = _table(f"growing {curve}: µs per gradient step of {found[0]['method']}, and peak memory")
+        table.add_column(curve, justify="right", no_wrap=True)
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True)
+        for point in found:
+            cells = []
+            for name in names:
+                side = point["sides"][name]
+                memory = "" if side["peak_memory_bytes"] is None else f"  {size(side['peak_memory_bytes'])}"
+                cells.append(f"{_digits(side['us_per_step'])}{memory}")
+            table.add_row(f"{point['at']:,}", *cells)
+        console.print(table)
+        console.print()
+
+
+def show_targets(console: Console, targets: list[dict[str, Any]]) -> None:
+    """What was to be reached on two cores."""
+    table = _table('targets on two cores, for backend "auto"')
+    for heading in ("method", "model", "what"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("found", "target"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("met")
+    for target in targets:
+        limit = f"≥ {target['at_least']:g}" if "at_least" in target else f"≤ {target['at_most']:g}"
+        table.add_row(target["method"], target["model"], target["what"], f"{target['found']:.2f}", limit,
+                      "yes" if target["met"] else "NO")
+    console.print(table)
+    console.print()
+
+
+def _table(title: str) -> Table:
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left",
+                 title=title, title_style="")
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
