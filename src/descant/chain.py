@@ -2,12 +2,14 @@
 
 Autograd costs more than the arithmetic of a small network: it calls modules, keeps a graph, and under
 `vmap` wraps every tensor twice. Most networks of the field are chains of a few kinds of layers whose
-derivatives everybody knows. For those the gradient is written here for ONE client, in plain operations
-that `vmap` turns into batched products. Every other network goes through autograd (`task.py`), with the
-same result up to rounding.
+derivatives everybody knows. For those the gradient is written here, for any number of clients at once:
+every tensor has a leading axis of clients, and a linear layer is one batched product. Every other
+network goes through autograd, for ONE client, as does all else in descant (`task.py`); the result is
+the same up to rounding.
 
 Images lie with their channels last between convolutions, where convolutions and pooling on a CPU are
-several times faster; shapes remain (batch, channels, height, width).
+several times faster; their shapes remain (clients, batch, channels, height, width). Convolutions go from
+client to client: on a CPU nothing is gained by grouping them.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from torch import Tensor, nn
 
 from descant.layers import Context, dropped, moments_of_batch
 from descant.network import Network, Shaped
-from descant.vector import Layout, Model
+from descant.vector import Layout
 
 Saved: TypeAlias = Any  # what a layer's backward pass needs of its forward pass
 aten = torch.ops.aten
 
 
 class Layer(ABC):
-    """A layer for ONE client: x [B, ...] -> out [B, ...], and how slopes of the loss go back through it."""
+    """A layer: x [clients, B, ...] -> out [clients, B, ...], and how slopes go back through it."""
 
     owns: Sequence[str] = ()  # its parameters, as they are called in the module
 
@@ -38,9 +40,9 @@ class Layer(ABC):
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]: ...
 
     @abstractmethod
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
-                 ) -> tuple[Tensor, list[Tensor]]:
-        """The slopes for x (anything, if they are not `wanted`) and for the parameters."""
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
+                 wanted: bool) -> Tensor:
+        """Write the slopes for the parameters, and return those for x (anything if they are not wanted)."""
 
 
 class Reshape(Layer):
@@ -50,11 +52,11 @@ class Reshape(Layer):
         self._shape = shape
 
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
-        return x.reshape(len(x), *self._shape), x.shape
+        return x.reshape(*x.shape[:2], *self._shape), x.shape
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
-                 ) -> tuple[Tensor, list[Tensor]]:
-        return slope.reshape(saved), []
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
+                 wanted: bool) -> Tensor:
+        return slope.reshape(saved)
 
 
 class Linear(Layer):
@@ -62,17 +64,22 @@ class Linear(Layer):
         self.owns = ("weight",) if layer.bias is None else ("weight", "bias")
 
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
-        weight = parameters[0]
-        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        out = torch.addmm(parameters[1], rows, weight.t()) if len(parameters) == 2 else rows @ weight.t()
-        return out if x.dim() == 2 else out.reshape(*x.shape[:-1], -1), (rows, x.shape)
+        rows = x if x.dim() == 3 else x.flatten(1, -2)
+        weight = parameters[0].transpose(1, 2)
+        out = torch.bmm(rows, weight) if len(parameters) == 1 else torch.baddbmm(
+            parameters[1].unsqueeze(1), rows, weight)
+        return out if x.dim() == 3 else out.unflatten(1, x.shape[1:-1]), rows
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
-                 ) -> tuple[Tensor, list[Tensor]]:
-        rows, shape = saved
-        slope = slope if slope.dim() == 2 else slope.reshape(-1, slope.shape[-1])
-        found = [slope.t() @ rows, slope.sum(0)]
-        return (slope @ parameters[0]).reshape(shape) if wanted else slope, found[: len(parameters)]
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
+                 wanted: bool) -> Tensor:
+        flat = slope if slope.dim() == 3 else slope.flatten(1, -2)
+        torch.bmm(flat.transpose(1, 2), saved, out=into[0])
+        if len(into) == 2:
+            torch.sum(flat, 1, out=into[1])
+        if not wanted:
+            return slope
+        given = torch.bmm(flat, parameters[0])
+        return given if slope.dim() == 3 else given.unflatten(1, slope.shape[1:-1])
 
 
 class Convolution(Layer):
@@ -88,45 +95,54 @@ class Convolution(Layer):
         self._groups = layer.groups
 
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
-        weight, bias = self._weight(parameters), parameters[1] if len(parameters) == 2 else None
-        image = _channels_last(x.unsqueeze(2) if self._flat else x)
-        out = F.conv2d(image, weight, bias, self._stride, self._padding, self._dilation, self._groups)
-        return out.squeeze(2) if self._flat else out, image
+        images = _channels_last(x.unsqueeze(3) if self._flat else x)
+        bias = parameters[1] if len(parameters) == 2 else [None] * len(x)
+        out = _stacked([
+            F.conv2d(image, weight, b, self._stride, self._padding, self._dilation, self._groups)
+            for image, weight, b in zip(images, self._weights(parameters), bias, strict=True)])
+        return out.squeeze(3) if self._flat else out, images
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
-                 ) -> tuple[Tensor, list[Tensor]]:
-        slope = _channels_last(slope.unsqueeze(2) if self._flat else slope)
-        given, weight, bias = aten.convolution_backward(
-            slope, saved, self._weight(parameters), [len(parameters[0])], self._stride, self._padding,
-            self._dilation, False, [0, 0], self._groups, [wanted, True, len(parameters) == 2])
-        if wanted and self._flat:
-            given = given.squeeze(2)
-        return given if wanted else slope, [weight, bias][: len(parameters)]
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
+                 wanted: bool) -> Tensor:
+        slopes = _channels_last(slope.unsqueeze(3) if self._flat else slope)
+        given = []
+        for k, weight in enumerate(self._weights(parameters)):
+            back, *found = aten.convolution_backward(
+                slopes[k], saved[k], weight, [len(weight)], self._stride, self._padding, self._dilation,
+                False, [0, 0], self._groups, [wanted, True, len(into) == 2])
+            given.append(back)
+            for place, each in zip(into, found, strict=False):
+                place[k].copy_(each.view(place[k].shape) if self._flat else each)
+        if not wanted:
+            return slope
+        return _stacked(given).squeeze(3) if self._flat else _stacked(given)
 
-    def _weight(self, parameters: list[Tensor]) -> Tensor:
-        return parameters[0].unsqueeze(2) if self._flat else parameters[0]
+    def _weights(self, parameters: list[Tensor]) -> Tensor:
+        return parameters[0].unsqueeze(3) if self._flat else parameters[0]
 
 
 class MaxPool(Layer):
     def __init__(self, layer: nn.MaxPool1d | nn.MaxPool2d) -> None:
         self._flat = isinstance(layer, nn.MaxPool1d)
         kernel, stride, padding, dilation = (
-            (none, given) if self._flat else given if isinstance(given, tuple) else (given, given)
+            _pair(given, none if self._flat else None)
             for none, given in ((1, layer.kernel_size), (1, layer.stride), (0, layer.padding),
                                 (1, layer.dilation)))
         self._window = (kernel, stride, padding, dilation, layer.ceil_mode)
 
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
-        image = _channels_last(x.unsqueeze(2) if self._flat else x)
-        out, at = aten.max_pool2d_with_indices(image, *self._window)
-        return out.squeeze(2) if self._flat else out, (image, at)
+        images = _channels_last(x.unsqueeze(3) if self._flat else x).flatten(0, 1)
+        out, at = aten.max_pool2d_with_indices(images, *self._window)
+        out = out.unflatten(0, x.shape[:2])
+        return out.squeeze(3) if self._flat else out, (images, at)
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
-                 ) -> tuple[Tensor, list[Tensor]]:
-        image, at = saved
-        slope = _channels_last(slope.unsqueeze(2) if self._flat else slope)
-        given = aten.max_pool2d_with_indices_backward(slope, image, *self._window, at)
-        return given.squeeze(2) if self._flat else given, []
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
+                 wanted: bool) -> Tensor:
+        images, at = saved
+        slopes = _channels_last(slope.unsqueeze(3) if self._flat else slope).flatten(0, 1)
+        given = aten.max_pool2d_with_indices_backward(slopes, images, *self._window, at)
+        given = given.unflatten(0, slope.shape[:2])
+        return cast(Tensor, given.squeeze(3) if self._flat else given)
 
 
 class Activation(Layer):
@@ -142,9 +158,9 @@ class Activation(Layer):
         value = self.value(x)
         return value, value
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
-                 ) -> tuple[Tensor, list[Tensor]]:
-        return self.back(slope, saved), []
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
+                 wanted: bool) -> Tensor:
+        return self.back(slope, saved)
 
 
 class Identity(Activation):
@@ -195,12 +211,12 @@ class Dropout(Layer):
         self._layer = layer
 
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
-        factor = dropped(context, self._layer, x)
+        factor = dropped(context, self._layer, x, lead=1)
         return (x, None) if factor is None else (x * factor, factor)
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
-                 ) -> tuple[Tensor, list[Tensor]]:
-        return slope if saved is None else slope * saved, []
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
+                 wanted: bool) -> Tensor:
+        return slope if saved is None else slope * saved
 
 
 class BatchNorm(Layer):
@@ -211,33 +227,35 @@ class BatchNorm(Layer):
         self.owns = ("weight", "bias") if layer.affine else ()
 
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
-        moments = moments_of_batch(context, self._name, self._layer, x)
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        inverse = torch.rsqrt(moments.var + self._layer.eps).view(shape)
-        normal = (x - moments.mean.view(shape)) * inverse
+        mean, var, alone = moments_of_batch(context, self._name, self._layer, x, lead=1)
+        inverse = torch.rsqrt(var + self._layer.eps)
+        normal = (x - _per_channel(mean, x)) * _per_channel(inverse, x)
         out = normal
         if parameters:
-            out = normal * parameters[0].view(shape) + parameters[1].view(shape)
-        return out, (normal, inverse, moments.alone, context.weight)
+            out = normal * _per_channel(parameters[0], x) + _per_channel(parameters[1], x)
+        return out, (normal, inverse, alone, context.weight)
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
-                 ) -> tuple[Tensor, list[Tensor]]:
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
+                 wanted: bool) -> Tensor:
         normal, inverse, alone, weight = saved
-        axes, shape = [0, *range(2, slope.dim())], [1, -1] + [1] * (slope.dim() - 2)
+        axes = [1, *range(3, slope.dim())]
         # rows that only fill up have slope zero, and count neither here nor below
         found = [(slope * normal).sum(axes), slope.sum(axes)]
-        count = slope.numel() // slope.shape[1]
+        for place, each in zip(into, found, strict=False):
+            place.copy_(each)
+        if not wanted:
+            return slope
+        values = slope[0, 0, 0].numel()
+        count: Tensor | int = slope.shape[1] * values
         if weight is not None:
             rows = weight.to(slope.dtype)
-            count = rows.sum() * (count // len(slope))
+            count = rows.sum(1, keepdim=True) * values
         # the mean and the variance of the batch move with x, but not where running ones took their place
-        shift, scale = (torch.where(alone, 0.0, total / count).view(shape) for total in (found[1], found[0]))
-        given = slope - shift - normal * scale
+        scale, shift = (torch.where(alone, 0.0, total / count) for total in found)
+        given = slope - _per_channel(shift, slope) - normal * _per_channel(scale, slope)
         if weight is not None:
-            given = given * rows.view(-1, *[1] * (slope.dim() - 1))
-        if parameters:
-            inverse = inverse * parameters[0].view(shape)
-        return given * inverse, found if parameters else []
+            given = given * rows.view(*rows.shape, *[1] * (slope.dim() - 2))
+        return cast(Tensor, given * _per_channel(inverse * parameters[0] if parameters else inverse, slope))
 
 
 class Place(NamedTuple):
@@ -254,6 +272,10 @@ class Chain:
     layout: Layout
     places: list[Place] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._sizes = [s.stop - s.start for s in self.layout.parameters]
+        self._shapes = [s.shape for s in self.layout.parameters]
+
     @classmethod
     def of(cls, module: nn.Module, layout: Layout) -> Chain | None:
         """The chain that a module is; None if it is none, or if any of its layers is not known here."""
@@ -269,33 +291,45 @@ class Chain:
             chain.places.append(Place(layer, [at.pop(parameter) for parameter in own]))
         return None if at else chain
 
-    def outputs(self, model: Model, x: Tensor, context: Context) -> Tensor:
-        """What the network gives for samples x."""
-        parameters = self.layout.parts(model.theta)
+    def outputs(self, theta: Tensor, x: Tensor, context: Context) -> Tensor:
+        """What the networks of the clients [clients, d] give for their samples x [clients, B, ...]."""
+        parameters = self._parameters(theta)
         for layer, own in self.places:
             x, _ = layer.forward([parameters[k] for k in own], x, context)
         return x
 
-    def gradient(self, model: Model, x: Tensor, context: Context,
+    def gradient(self, theta: Tensor, x: Tensor, context: Context,
                  loss: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The loss, and its gradient; `loss` gives a value and its slopes for the network's outputs."""
-        parameters = self.layout.parts(model.theta)
+        """The clients' losses [clients] and gradients [clients, d]; `loss` gives the losses and their slopes
+        for the networks' outputs."""
+        parameters = self._parameters(theta)
         kept = []
         for layer, own in self.places:
             theirs = [parameters[k] for k in own]
             x, saved = layer.forward(theirs, x, context)
             kept.append((layer, own, theirs, saved))
         value, slope = loss(x)
-        found: list[Tensor] = [slope] * len(parameters)
-        left = len(parameters)
+        gradient = self._room(theta)
+        places, left = self._parameters(gradient), len(parameters)
         for layer, own, theirs, saved in reversed(kept):
             left -= len(own)
-            slope, slopes = layer.backward(theirs, saved, slope, left > 0)
-            for k, each in zip(own, slopes, strict=True):
-                found[k] = each
+            slope = layer.backward(theirs, saved, slope, [places[k] for k in own], left > 0)
             if left == 0:  # nothing below this layer is learned
                 break
-        return value, torch.cat([each.reshape(-1) for each in found])
+        return value, gradient
+
+    def _room(self, theta: Tensor) -> Tensor:
+        """Room for the gradients. Its rows begin on bounds of 64 bytes, all alike: how a matrix is aligned
+        shows in the last bit of a product, and a client's result should not depend on its place in line."""
+        per_line = 64 // theta.element_size()
+        return theta.new_empty(len(theta), -(-theta.shape[1] // per_line) * per_line)[:, : theta.shape[1]]
+
+    def _parameters(self, theta: Tensor) -> list[Tensor]:
+        """The parameters as views of the clients' vectors."""
+        clients = len(theta)
+        parts = torch.split_with_sizes(theta, self._sizes, 1)
+        return [part if len(shape) == 1 else part.view(clients, *shape)
+                for part, shape in zip(parts, self._shapes, strict=True)]
 
 
 def _leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module | None]]:
@@ -338,5 +372,23 @@ _PLAIN: dict[type[nn.Module], Callable[[], Layer]] = {
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """The same images [B, C, H, W], in memory as [B, H, W, C]; a copy only where they are not."""
-    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    """The same images [clients, B, C, H, W], in memory as [clients, B, H, W, C]; a copy only where needed."""
+    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _stacked(images: list[Tensor]) -> Tensor:
+    """The clients' images together, channels last."""
+    if len(images) == 1:
+        return images[0][None]
+    return torch.stack([each.permute(0, 2, 3, 1) for each in images]).permute(0, 1, 4, 2, 3)
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    """Values [clients, channels] beside x [clients, B, channels, ...]."""
+    return values.view(len(values), 1, -1, *[1] * (x.dim() - 3))
+
+
+def _pair(given: Any, first: int | None) -> tuple[int, int]:
+    """The two sides of a window; of a series' window, the first is given."""
+    sides = given if isinstance(given, tuple) else (given,)
+    return (sides[0] if first is None else first, sides[-1])

@@ -78,18 +78,18 @@ class Moments(NamedTuple):
 
     mean: Tensor  # [channels]
     var: Tensor  # [channels]
-    alone: Tensor | bool  # whether these are the running ones
+    alone: Tensor  # [..., 1] whether these are the running ones
 
 
-def moments_of_batch(context: Context, name: str, layer: _BatchNorm, x: Tensor) -> Moments:
+def moments_of_batch(context: Context, name: str, layer: _BatchNorm, x: Tensor, lead: int = 0) -> Moments:
     """The mean and variance of a batch [B, channels, ...] in training, which move the running ones; else
-    the running ones."""
+    the running ones. There may be leading axes, of clients."""
     names = [f"{name}.{part}" if name else part for part in ("running_mean", "running_var")]
     # a layer that is called again goes on from where its last call left the statistics
     mean0, var0 = (context.stats[key] for key in names)
     if not layer.training:
-        return Moments(mean0, var0, True)
-    count, mean, var = _moments(x, context.weight, [0, *range(2, x.dim())])  # all axes but the channels
+        return Moments(mean0, var0, torch.tensor(True))
+    count, mean, var = _moments(x, context.weight, lead)
     # One value has no variance: it is normalised by the running statistics and leaves them alone.
     alone = count <= 1
     momentum = torch.where(alone, 0.0, torch.as_tensor(layer.momentum, dtype=x.dtype))
@@ -101,10 +101,10 @@ def moments_of_batch(context: Context, name: str, layer: _BatchNorm, x: Tensor) 
 
 def _batch_norm(context: Context, name: str, layer: _BatchNorm, x: Tensor) -> Tensor:
     mean, var, _ = moments_of_batch(context, name, layer, x)
-    if layer.training and context.weight is None and len(x) > 1:
-        return F.batch_norm(x, None, None, layer.weight, layer.bias, True, 0.0, layer.eps)
     if not layer.training:
         return F.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
+    if context.weight is None and len(x) > 1:
+        return F.batch_norm(x, None, None, layer.weight, layer.bias, True, 0.0, layer.eps)
     shape = [1, -1] + [1] * (x.dim() - 2)
     out = (x - mean.view(shape)) * torch.rsqrt(var + layer.eps).view(shape)
     if layer.weight is not None:
@@ -112,27 +112,30 @@ def _batch_norm(context: Context, name: str, layer: _BatchNorm, x: Tensor) -> Te
     return out
 
 
-def _moments(x: Tensor, weight: Tensor | None, axes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """How many values a channel has, their mean, and their (biased) variance."""
+def _moments(x: Tensor, weight: Tensor | None, lead: int) -> tuple[Tensor, Tensor, Tensor]:
+    """How many values a channel has [..., 1], their mean and their (biased) variance [..., channels]."""
+    axes = [lead, *range(lead + 2, x.dim())]  # all but the clients and the channels
+    values = x[(0,) * (lead + 2)].numel()
     if weight is None:
-        count = torch.tensor(x.numel() // x.shape[1], dtype=x.dtype)
         var, mean = torch.var_mean(x, dim=axes, correction=0)
-        return count, mean, var
+        return torch.tensor([x.shape[lead] * values], dtype=x.dtype), mean, var
     rows = weight.to(x.dtype)
-    values = x.numel() // (x.shape[0] * x.shape[1])
-    count = rows.sum() * values
-    rows = rows.view(-1, *[1] * (x.dim() - 1))
+    count = rows.sum(lead, keepdim=True) * values
+    rows = rows.view(*rows.shape, *[1] * (x.dim() - lead - 1))
     mean = (x * rows).sum(axes) / count.clamp(min=1)
-    centred = (x - mean.view([1, -1] + [1] * (x.dim() - 2))) * rows
-    return count, mean, centred.square().sum(axes) / count.clamp(min=1)
+    centre = mean.unsqueeze(lead).reshape(*mean.shape[:lead], 1, -1, *[1] * (x.dim() - lead - 2))
+    return count, mean, ((x - centre) * rows).square().sum(axes) / count.clamp(min=1)
 
 
-def dropped(context: Context, layer: _DropoutNd, x: Tensor) -> Tensor | None:
-    """What x is multiplied with: 0 for what is dropped; None where nothing is."""
+def dropped(context: Context, layer: _DropoutNd, x: Tensor, lead: int = 0) -> Tensor | None:
+    """What x is multiplied with: 0 for what is dropped; None where nothing is. There may be leading axes, of
+    clients, each with a key of its own."""
     if not layer.training or layer.p == 0 or context.key is None:
         return None
     # Dropout drops single values; Dropout1d/2d/3d drop whole channels [B, C, ...]
-    shape = x.shape if type(layer) is nn.Dropout else x.shape[:2] + (1,) * (x.dim() - 2)
+    shape = x.shape[lead:]
+    if type(layer) is not nn.Dropout:
+        shape = shape[:2] + (1,) * (len(shape) - 2)
     key = random.fold(context.key, context.draws)
     context.draws += 1
     keep = random.uniform(key, tuple(shape), x.dtype) >= layer.p

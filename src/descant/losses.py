@@ -14,10 +14,10 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targe
 
 
 class Sloped(NamedTuple):
-    """The losses of some samples with their derivatives."""
+    """The losses of the samples of some clients, with their derivatives."""
 
-    losses: Tensor  # [B]
-    slopes: Tensor  # of each sample's loss for its own outputs: as the outputs
+    losses: Tensor  # [clients, B]
+    slopes: Tensor  # [clients, B, ...] of each sample's loss for its own outputs
 
 
 def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -27,12 +27,12 @@ def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def _sloped_cross_entropy(outputs: Tensor, y: Tensor) -> Sloped:
-    log_p, at = torch.log_softmax(outputs, 1), y.unsqueeze(1)
-    losses = -log_p.gather(1, at)
-    slopes = log_p.exp_().scatter_add_(1, at, -torch.ones_like(losses))  # p - (1 at the target)
-    losses = losses.squeeze(1)
-    if losses.dim() > 1:
-        losses, slopes = losses.flatten(1).mean(1), slopes / (losses.numel() // len(losses))
+    log_p, at = torch.log_softmax(outputs, 2), y.unsqueeze(2)
+    losses = log_p.gather(2, at).neg_().squeeze(2)
+    minus_one = torch.full_like(at, -1, dtype=log_p.dtype)
+    slopes = log_p.exp_().scatter_add_(2, at, minus_one)  # p - (1 at the target)
+    if losses.dim() > 2:
+        losses, slopes = losses.flatten(2).mean(2), slopes / losses[0, 0].numel()
     return Sloped(losses, slopes)
 
 
@@ -41,8 +41,9 @@ def _binary_cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def _sloped_binary_cross_entropy(outputs: Tensor, y: Tensor) -> Sloped:
-    slopes = torch.sigmoid(outputs) - y.to(outputs.dtype).reshape(outputs.shape)
-    return Sloped(_binary_cross_entropy(outputs, y), slopes)
+    y = y.to(outputs.dtype)
+    losses = F.binary_cross_entropy_with_logits(outputs.reshape(y.shape), y, reduction="none")
+    return Sloped(losses, torch.sigmoid(outputs) - y.reshape(outputs.shape))
 
 
 def _mse(outputs: Tensor, y: Tensor) -> Tensor:
@@ -52,7 +53,8 @@ def _mse(outputs: Tensor, y: Tensor) -> Tensor:
 
 def _sloped_mse(outputs: Tensor, y: Tensor) -> Sloped:
     error = outputs - y.reshape(outputs.shape)
-    return Sloped(_mse(outputs, y), error * (2 * len(error) / error.numel()))
+    return Sloped(error.square().flatten(2).mean(2) if error.dim() > 2 else error.square(),
+                  error * (2 / error[0, 0].numel()))
 
 
 LOSSES: dict[str, Loss] = {
@@ -60,7 +62,7 @@ LOSSES: dict[str, Loss] = {
     "binary_cross_entropy": _binary_cross_entropy,
     "mse": _mse,
 }
-SLOPED: dict[str, Callable[[Tensor, Tensor], Sloped]] = {
+SLOPED: dict[str, Callable[[Tensor, Tensor], Sloped]] = {  # of several clients
     "cross_entropy": _sloped_cross_entropy,
     "binary_cross_entropy": _sloped_binary_cross_entropy,
     "mse": _sloped_mse,

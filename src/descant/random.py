@@ -31,7 +31,7 @@ def fold(key: Tensor, number: int) -> Tensor:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Uniform numbers in [0, 1) that are a pure function of `key` (one int64).
+    """Uniform numbers in [0, 1) that are a pure function of `key` (one int64, or several: a row for each).
 
     torch's own generators are stateful and cannot be vectorised over clients with a stream each; a
     counter-based generator (the output function of SplitMix64 on key + counter) can.
@@ -39,9 +39,9 @@ def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     count = 1
     for n in shape:
         count *= n
-    bits = _mix(key + _GOLDEN * torch.arange(1, count + 1))
+    bits = _mix(key.unsqueeze(-1) + _GOLDEN * torch.arange(1, count + 1))
     # the top 24 bits are exact in float32
-    return ((bits >> 40) & 0xFFFFFF).to(dtype).mul(2.0**-24).reshape(shape)
+    return ((bits >> 40) & 0xFFFFFF).to(dtype).mul(2.0**-24).reshape(*key.shape, *shape)
 
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number

@@ -112,6 +112,14 @@ def descend(task: Task, model: Model, batch: Batch, solver: Solver, prior: Prior
     return Model(theta, gradient.stats), state
 
 
+def settle(task: Task, model: Model, batch: Batch, solver: Solver, prior: Prior, steps: int) -> Model:
+    """Some steps on one batch: the inner problem of methods with a proximal term."""
+    state = solver.init(model.theta)
+    for k in range(steps):
+        model, state = descend(task, model, batch.redrawn(k), solver, prior, state)
+    return model
+
+
 def solve(task: Task, model: Model, data: ClientData, solver: Solver, prior: Prior = Flat()) -> Model:
     """One step on each batch of the client, starting from `model`."""
 

@@ -6,7 +6,7 @@ import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from descant import meter, random
 from descant.chain import Chain
 from descant.errors import UsageError, unknown
 from descant.layers import Context, rewire
+from descant.lift import over_clients
 from descant.losses import LOSSES, SLOPED, Loss, LossName
 from descant.network import Network
 from descant.pool import Federation
@@ -177,35 +178,50 @@ class ModuleTask(Task):
             return self._loss(self.predict(model, batch.x), batch.y), model.stats
         with self._context.of_pass(batch.weight, batch.key, self.layout.running(model.stats)) as context:
             outputs = functional_call(self._train, self.layout.views(model), (batch.x,))
-            return self._loss(outputs, batch.y), self._stats(context, model)
+            return self._loss(outputs, batch.y), self._stats(context, model.stats)
 
     def _gradient(self, model: Model, batch: Batch) -> Gradient:
-        sloped = self._sloped
-        if self._chain is None or sloped is None:
-            return super()._gradient(model, batch)
+        if self._chain is not None and self._sloped is not None:
+            found = over_clients(self._by_hand, *model, *batch)
+            if found is not None:
+                return Gradient(*found)
+        return super()._gradient(model, batch)
 
-        def loss(outputs: Tensor) -> tuple[Tensor, Tensor]:
-            losses, slopes = sloped(outputs, batch.y)
-            if batch.weight is None:
-                return losses.mean(), slopes.mul_(1 / len(losses))
-            share = batch.weight.to(losses.dtype) / batch.weight.sum()
-            return (losses * share).sum(), slopes.mul_(share.view(-1, *[1] * (slopes.dim() - 1)))
+    def _by_hand(self, theta: Tensor, stats: Tensor, x: Tensor, y: Tensor, weight: Tensor | None,
+                 key: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of clients; every tensor has one row for each of them."""
+        assert self._chain is not None
+        with self._context.of_pass(weight, key, self.layout.running(stats)) as context:
+            loss, gradient = self._chain.gradient(theta, x, context, partial(self._mean_slopes, y, weight))
+            return loss, gradient, self._stats(context, stats)
 
-        with self._context.of_pass(batch.weight, batch.key, self.layout.running(model.stats)) as context:
-            value, gradient = self._chain.gradient(model, batch.x, context, loss)
-            return Gradient(value, gradient, self._stats(context, model))
+    def _mean_slopes(self, y: Tensor, weight: Tensor | None, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The clients' mean losses, and their slopes for the outputs [clients, B, ...]."""
+        assert self._sloped is not None
+        losses, slopes = self._sloped(outputs, y)
+        if weight is None:
+            return losses.mean(1), slopes.mul_(1 / losses.shape[1])
+        share = weight.to(losses.dtype) / weight.sum(1, keepdim=True)
+        return (losses * share).sum(1), slopes.mul_(share.view(*share.shape, *[1] * (slopes.dim() - 2)))
 
-    def _stats(self, context: Context, model: Model) -> Tensor:
-        """The running statistics after a pass."""
+    def _stats(self, context: Context, stats: Tensor) -> Tensor:
+        """The running statistics after a pass that began with `stats`."""
         names = [s.name for s in self.layout.statistics]
-        return torch.cat([context.stats[name] for name in names]) if names else model.stats
+        return torch.cat([context.stats[name] for name in names], -1) if names else stats
 
     def predict(self, model: Model, x: Tensor) -> Tensor:
-        with self._quiet.of_pass(None, None, self.layout.running(model.stats)) as context:
-            if self._eval_chain is not None:
-                return self._eval_chain.outputs(model, x, context)
+        if self._eval_chain is not None:
+            found = over_clients(self._predict_by_hand, *model, x)
+            if found is not None:
+                return found[0]
+        with self._quiet.of_pass(None, None, self.layout.running(model.stats)):
             outputs: Tensor = functional_call(self._eval, self.layout.views(model), (x,))
-            return outputs
+        return outputs
+
+    def _predict_by_hand(self, theta: Tensor, stats: Tensor, x: Tensor) -> tuple[Tensor]:
+        assert self._eval_chain is not None
+        with self._quiet.of_pass(None, None, self.layout.running(stats)) as context:
+            return (self._eval_chain.outputs(theta, x, context),)
 
     def module(self, model: Model) -> nn.Module:
         """An ordinary module with this model's parameters, as the user's own code expects it."""

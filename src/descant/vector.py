@@ -87,12 +87,8 @@ class Layout:
                     tensors[name].copy_(value)
         return module
 
-    def parts(self, theta: Tensor) -> list[Tensor]:
-        """The parameters of a vector, in their order."""
-        return list(_views(self.parameters, theta).values())
-
     def running(self, stats: Tensor) -> dict[str, Tensor]:
-        """The running statistics of a vector, by their names."""
+        """The running statistics of a vector, by their names; there may be leading axes, of clients."""
         return _views(self.statistics, stats)
 
     def views(self, model: Model) -> dict[str, Tensor]:
@@ -128,8 +124,8 @@ def _slices(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[Slice, ..
 
 def _views(slices: tuple[Slice, ...], vector: Tensor) -> dict[str, Tensor]:
     # one split, not many slices: its backward pass is a single concatenation
-    parts = vector.split([math.prod(s.shape) for s in slices]) if slices else ()
-    return {s.name: part.view(s.shape) for s, part in zip(slices, parts, strict=True)}
+    parts = vector.split([math.prod(s.shape) for s in slices], -1) if slices else ()
+    return {s.name: part.view(*part.shape[:-1], *s.shape) for s, part in zip(slices, parts, strict=True)}
 
 
 def _selects(part: str | type[nn.Module], s: Slice) -> bool:

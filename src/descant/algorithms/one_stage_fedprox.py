@@ -12,7 +12,7 @@ from descant.errors import UsageError
 from descant.fields import hyper
 from descant.precision import Lam, strongest, unstable
 from descant.prior import Gaussian
-from descant.solve import SGD, descend
+from descant.solve import SGD, settle
 from descant.task import Batch, Task
 from descant.theory.moreau import corollary_steps
 from descant.vector import Model
@@ -118,9 +118,7 @@ class OneStageFedProx(SharedPrior):
         solver = SGD(lr=eta, weight_decay=self.weight_decay)
 
         def steps(w_i: Model, batch: Batch) -> Model:
-            for k in range(K):
-                w_i, _ = descend(task, w_i, batch.redrawn(k), solver, prior)
-            return w_i
+            return settle(task, w_i, batch, solver, prior, K)
 
         w_i = data.scan(steps, w_i)
         return w_i

@@ -14,6 +14,8 @@ from descant.bregman import DiagonalGaussian, Family, FullGaussian, SphericalGau
 from descant.errors import UsageError
 from descant.fields import hyper
 from descant.precision import Adaptive, Lam, LearnedVariance, overshooting, strongest, unstable
+from descant.prior import Gaussian
+from descant.solve import SGD, settle
 from descant.task import Batch, Task
 from descant.tree import Tree
 from descant.vector import Model
@@ -198,6 +200,8 @@ class pFedBreD(SharedPrior):
 
     def _prox(self, task: Task, theta: Model, mu: Tensor, lam: Tensor | float, batch: Batch) -> Model:
         """K steps on f(theta; batch) + lam D(theta, mu), D with the gradient grad g*(theta) - grad g*(mu)."""
+        if isinstance(self.family, SphericalGaussian):
+            return settle(task, theta, batch, SGD(lr=self.a), Gaussian(mu, lam), self.K)
         y, center = self.family.grad_g_star(theta.theta), self.family.grad_g_star(mu)
         for k in range(self.K):
             gradient = task.grad(theta, batch.redrawn(k))

@@ -12,7 +12,7 @@ from descant.belief import SharedPrior, Told
 from descant.fields import hyper
 from descant.precision import Lam, overshooting, unstable
 from descant.prior import Gaussian
-from descant.solve import SGD, descend
+from descant.solve import SGD, settle
 from descant.task import Batch, Task
 from descant.vector import Model
 
@@ -79,9 +79,7 @@ def moreau_rounds(task: Task, w: Model, lam: Tensor | float, data: ClientData, *
         w, theta = carry
         if start == "w":
             theta = Model(w.theta, theta.stats)
-        prior = Gaussian(w.theta, lam)
-        for k in range(K):
-            theta, _ = descend(task, theta, batch.redrawn(k), solver, prior)
+        theta = settle(task, theta, batch, solver, Gaussian(w.theta, lam), K)
         step = eta * lam * (w.theta - theta.theta)
         # the statistics of w are those of the theta that has seen the data
         return Carry(Model(w.theta - step, theta.stats), theta)

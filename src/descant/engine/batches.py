@@ -23,11 +23,13 @@ from descant import meter, random
 from descant.division import SplitName, Table
 from descant.errors import UsageError
 from descant.fields import Checked, hyper
+from descant.lift import over_clients
 from descant.pool import Federation
 from descant.task import Batch, inputs
 from descant.tree import Tree, map_tree
 
 BLOCK = 512  # rows per pass where a whole split is read
+GATHERED = 2**20  # bytes of samples that are looked up at once, for some batches: they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Plan:
     clients: int
     per_step: int  # batches that each local step takes
     widths: tuple[int, ...]  # rows of each batch, padding included
+    gathered: tuple[range, ...]  # the batches in groups that are looked up at once
     whole: tuple[bool, ...]  # whether no active client's batch has padding
     active: tuple[int, ...]  # how many clients have this batch
     full_pass: int  # gradient steps that a pass over all training rows counts, summed over the chunk
@@ -141,21 +144,39 @@ class View:
     def _batches(self) -> Iterator[Batch]:
         plan, start = self._plan, 0
         y = plan.federation.y[self._tensors.rows]  # of all batches at once: targets are small
-        for b, width in enumerate(plan.widths):
-            weight = None if plan.whole[b] else torch.arange(width) < self._tensors.lengths[b]
-            key = random.fold(self._tensors.key, b) if plan.draws else None
-            x = self._samples(self._tensors.rows[start : start + width])
-            yield Batch(x, y[start : start + width], weight, key)
-            start += width
+        for batches in plan.gathered:
+            first = start
+            found = self._lookup(self._tensors.rows[start : start + sum(plan.widths[b] for b in batches)])
+            for b in batches:
+                stop = start + plan.widths[b]
+                weight = None if plan.whole[b] else torch.arange(stop - start) < self._tensors.lengths[b]
+                key = random.fold(self._tensors.key, b) if plan.draws else None
+                x = self._inputs(found, start - first, stop - first)
+                yield Batch(x, y[start:stop], weight, key)
+                start = stop
 
     def _batch(self, rows: Tensor, weight: Tensor | None, key: Tensor | None) -> Batch:
         return Batch(self._samples(rows), self._plan.federation.y[rows], weight, key)
 
     def _samples(self, rows: Tensor) -> Tensor:
-        x = self._plan.federation.x
-        # looked up as embeddings, row by row, which under vmap is several times faster than indexing
-        found = F.embedding(rows, x.reshape(len(x), -1)).reshape(len(rows), *x.shape[1:])
-        return inputs(found, self._plan.dtype)
+        return inputs(self._lookup(rows), self._plan.dtype)
+
+    def _lookup(self, rows: Tensor) -> Tensor:
+        """Samples as they lie in the pool."""
+        def found(rows: Tensor) -> tuple[Tensor]:
+            x = self._plan.federation.x
+            # as embeddings are: row by row, several times faster than indexing
+            return (F.embedding(rows, x.reshape(len(x), -1)).reshape(*rows.shape, *x.shape[1:]),)
+
+        return (over_clients(found, rows) or found(rows))[0]
+
+    def _inputs(self, samples: Tensor, start: int, stop: int) -> Tensor:
+        """Some of the samples, as a model takes them."""
+        def taken(samples: Tensor) -> tuple[Tensor]:
+            return (inputs(samples[:, start:stop], self._plan.dtype),)
+
+        found = over_clients(taken, samples)
+        return inputs(samples[start:stop], self._plan.dtype) if found is None else found[0]
 
 
 def _where(condition: Tensor, new: Tree, old: Tree) -> Tree:
@@ -209,6 +230,7 @@ def plan_chunk(
     counts = np.stack([federation.split(s).sizes[clients] for s in ("train", "validation", "test")], 1)
     plan = Plan(
         federation, dtype, len(clients), per_step, tuple(widths.tolist()),
+        _groups(widths, GATHERED // max(1, len(clients) * federation.x[0].nbytes)),
         tuple(((shape == widths) | ~is_active).all(0).tolist()), tuple(is_active.sum(0).tolist()),
         int(sum(-(-int(n) // b) for n, b in zip(sizes, per_pass, strict=True))),
         draws,
@@ -220,6 +242,17 @@ def plan_chunk(
         torch.from_numpy(tables["test"]), torch.from_numpy(counts),
     )
     return plan, tensors
+
+
+def _groups(widths: np.ndarray, rows: int) -> tuple[range, ...]:
+    """The batches in groups of at most so many rows, but one batch at least."""
+    groups, start, taken = [], 0, 0
+    for b, width in enumerate(widths.tolist()):
+        if b > start and taken + width > rows:
+            groups.append(range(start, b))
+            start, taken = b, 0
+        taken += width
+    return (*groups, range(start, len(widths)))
 
 
 def _shares(own: np.ndarray, count: int) -> list[np.ndarray]:
