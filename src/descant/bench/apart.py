@@ -43,7 +43,7 @@ class Apart:
             raise DescantError("a process of the benchmark ended unexpectedly (exit code "
                                f"{self._process.exitcode}), perhaps for want of memory") from None
         if failed:
-            raise DescantError(f"the benchmark failed: {answer}")
+            raise answer
         return answer
 
     def close(self) -> None:
@@ -83,23 +83,36 @@ def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...
                     made = make(*arguments)
                 answer = peak_memory() if what == "peak_memory" else getattr(made, what)
                 pipe.send((False, answer(*given) if callable(answer) else answer))
+            except DescantError as error:
+                pipe.send((True, error))
             except Exception as error:
-                pipe.send((True, f"{type(error).__name__}: {error}"))
+                pipe.send((True, DescantError(f"the benchmark failed: {type(error).__name__}: {error}")))
     finally:
         if made is not None:
             made.close()
 
 
 def peak_memory() -> int | None:
-    """Bytes that this process and its children had in memory at most, each at its own peak; what they
-    share counts in each. None where the system does not tell."""
-    processes = ["self", *(str(child.pid) for child in multiprocessing.active_children())]
+    """Bytes that this process and all that it started had in memory at most, each at its own peak; what they
+    share with each other is counted once. None where the system does not tell."""
     try:
-        return sum(_high_water(Path("/proc") / process / "status") for process in processes)
+        total = _bytes(Path("/proc/self/status"), "VmHWM")
+        for place in _descendants(Path("/proc/self")):
+            shared = (_bytes(place / "smaps_rollup", kind) for kind in ("Shared_Clean", "Shared_Dirty"))
+            total += max(0, _bytes(place / "status", "VmHWM") - sum(shared))
     except (OSError, StopIteration):
         return None
+    return total
 
 
-def _high_water(status: Path) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+def _descendants(place: Path) -> Iterator[Path]:
+    for children in place.glob("task/*/children"):
+        for child in children.read_text().split():
+            yield Path("/proc") / child
+            yield from _descendants(Path("/proc") / child)
+
+
+def _bytes(file: Path, name: str) -> int:
+    """What a line of a table of the kernel says, which is in kB."""
+    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024

@@ -71,14 +71,13 @@ def bench(console: Console, *, quick: bool, out: Path, methods: str | None, mode
         with _bar(console, len(cases) + (0 if quick else growth.COUNT)) as done:
             for case in cases:
                 told = done(f"{case.method} on {case.model}")
-                outcome = compete(case, kept_backends, repetitions, floor, told)
-                found["cases"].append(results.dump(outcome))
+                found["cases"].append(results.dump(compete(case, kept_backends, repetitions, floor, told)))
                 show_case(console, found["cases"][-1], repetitions)
             for point in () if quick else growth.points():
                 told = done(f"{point.at:,} {point.curve}")
-                outcome = compete(point.case, growth.BACKENDS, growth.REPETITIONS,
-                                  floor if point.curve == "parameters" else None, told)
-                found["growth"].setdefault(point.curve, []).append(results.grown(point, outcome))
+                found["growth"].setdefault(point.curve, []).append({"at": point.at, **results.dump(compete(
+                    point.case, growth.BACKENDS, growth.REPETITIONS,
+                    floor if point.curve == "parameters" else None, told))})
     show_growth(console, found["growth"])
     found["targets"] = results.targets(found["cases"])
     if found["targets"] and machine["cores"] == results.TARGET_CORES:

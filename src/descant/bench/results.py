@@ -13,7 +13,6 @@ import torch
 from descant._version import __version__
 from descant.bench.case import BATCH
 from descant.bench.contest import Outcome
-from descant.bench.growth import Point
 
 # On two cores, for what a user gets without asking (backend "auto"): how many times faster than the lean
 # loop at least, how many times the floor at most, and the share of a round that an evaluation may take
@@ -75,11 +74,6 @@ def _side(outcome: Outcome, name: str) -> dict[str, Any]:
                   "evaluation_ms_all": [1e3 * seconds for seconds in figures.evaluation],
                   "evaluation_share_of_round": outcome.evaluation_share(name)}
     return found | {"peak_memory_bytes": figures.memory}
-
-
-def grown(point: Point, outcome: Outcome) -> dict[str, Any]:
-    """A point of a growth curve."""
-    return {"at": point.at, **dump(outcome)}
 
 
 def targets(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
