@@ -178,8 +178,8 @@ def test_a_client_whose_loss_is_not_finite_is_counted():
         def __init__(self) -> None:
             super().__init__(lambda theta, x, y: (theta[0] - y).abs() * 1.0, torch.zeros(1))
 
-        def metrics(self, outputs, batch):
-            return super().metrics(outputs, batch) / (batch.y.max() < 50)
+        def tally(self, outputs, batch):
+            return super().tally(outputs, batch) / (batch.y.max() < 50)
 
     y = np.r_[np.zeros(40), np.full(10, 100.0)].astype("float32")
     federation = descant.Federation.from_arrays(np.zeros((50, 1), "float32"), y, np.repeat(np.arange(5), 10))

@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import debug_unwrap, functional_call, grad
 
@@ -20,6 +19,16 @@ from descant.errors import UsageError, unknown
 from descant.layers import Context, rewire
 from descant.lift import over_clients
 from descant.losses import LOSSES, SLOPED, Loss, LossName
+from descant.metrics import (
+    CLASSIFICATION,
+    REGRESSION,
+    classification_figures,
+    loss_figure,
+    regression_figures,
+    tally_classification,
+    tally_losses,
+    tally_regression,
+)
 from descant.network import Network
 from descant.pool import Federation
 from descant.vector import Layout, Model
@@ -54,7 +63,7 @@ class Task(ABC):
     metric_names: tuple[str, ...]  # "loss" first
     lower_is_better: frozenset[str] = frozenset({"loss", "mse"})  # of the metrics; the others: higher
     draws: bool = False  # whether training needs random numbers (Dropout)
-    scores_need_x: bool = False  # whether `metrics` looks at the samples, not only at outputs and targets
+    scores_need_x: bool = False  # whether `tally` looks at the samples, not only at outputs and targets
     dim: int
     dtype: torch.dtype
 
@@ -75,8 +84,16 @@ class Task(ABC):
         """The outputs (logits, values) for samples x [n, ...]."""
 
     @abstractmethod
+    def tally(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """What the figures of outputs are made of, as sums over the rows that count (float64)."""
+
+    @abstractmethod
+    def figures(self, tally: Tensor) -> Tensor:
+        """The figures `metric_names` of a tally, or of a sum of tallies; NaN where no row counted."""
+
     def metrics(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The figures `metric_names` of outputs on a whole split; NaN on an empty one."""
+        """The figures of outputs on a whole split."""
+        return self.figures(self.tally(outputs, batch))
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """The mean loss over a batch."""
@@ -227,15 +244,23 @@ class ModuleTask(Task):
         """An ordinary module with this model's parameters, as the user's own code expects it."""
         return self.layout.load(copy.deepcopy(self._module).to(self.dtype), model).eval()
 
-    def metrics(self, outputs: Tensor, batch: Batch) -> Tensor:
-        loss = _mean(self._loss(outputs, batch.y), batch.weight)
+    def tally(self, outputs: Tensor, batch: Batch) -> Tensor:
+        losses = tally_losses(self._loss(outputs, batch.y), batch.weight)
         if self.classes is not None:
-            y = batch.y.long()
-            return torch.stack([loss, *_classification(outputs, y, batch.weight, self.classes)])
-        if "mse" in self.metric_names:
-            values = outputs.reshape(batch.y.shape)
-            return torch.stack([loss, *_regression(values, batch.y, batch.weight)])
-        return loss[None]
+            own = tally_classification(outputs, batch.y.long(), batch.weight, self.classes)
+        elif "mse" in self.metric_names:
+            own = tally_regression(outputs, batch.y, batch.weight)
+        else:
+            return losses
+        return torch.cat([losses, own])
+
+    def figures(self, tally: Tensor) -> Tensor:
+        found = [loss_figure(tally)]
+        if self.classes is not None:
+            found += classification_figures(tally[0], tally[2:])
+        elif "mse" in self.metric_names:
+            found += regression_figures(tally[0], tally[2:])
+        return torch.stack(found).to(self.dtype)
 
     def check(self, federation: Federation) -> None:
         """Try two samples, so that a misfit of model, loss and data is told before training; and see
@@ -301,8 +326,11 @@ class FunctionTask(Task):
         """The model itself for every sample: a function of a vector predicts nothing else."""
         return model.theta.expand(len(x), -1)
 
-    def metrics(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return _mean(self._losses(outputs[0], batch.x, batch.y), batch.weight)[None]
+    def tally(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return tally_losses(self._losses(outputs[0], batch.x, batch.y), batch.weight)
+
+    def figures(self, tally: Tensor) -> Tensor:
+        return loss_figure(tally)[None].to(self.dtype)
 
 
 def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -321,38 +349,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-CLASSIFICATION = ("accuracy", "balanced_accuracy")
-REGRESSION = ("mse", "r2")
-
-
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
     """The mean over the rows that count."""
     if weight is None:
         return values.mean()
     return values.where(weight, 0.0).sum() / weight.sum()
-
-
-def _classification(outputs: Tensor, y: Tensor, weight: Tensor | None, classes: int) -> list[Tensor]:
-    """Accuracy, and the mean of the recalls of the classes that occur."""
-    is_binary = outputs.dim() == 1 or (outputs.shape[1] == 1 and classes == 2)
-    predicted = (outputs.reshape(y.shape) > 0).to(y.dtype) if is_binary else outputs.argmax(1)
-    right = (predicted == y).to(outputs.dtype)
-    of_class = F.one_hot(y, classes).to(outputs.dtype).reshape(-1, classes)
-    if weight is not None:
-        counts = weight if y.dim() == 1 else weight[:, None].expand_as(y).reshape(-1)
-        of_class = of_class * counts[:, None]
-    total = of_class.sum(0)
-    recall = (of_class * right.reshape(-1, 1)).sum(0) / total.clamp(min=1)
-    accuracy = _mean(right if y.dim() == 1 else right.flatten(1).mean(1), weight)
-    return [accuracy, recall.sum() / (total > 0).sum()]
-
-
-def _regression(values: Tensor, y: Tensor, weight: Tensor | None) -> list[Tensor]:
-    """Mean squared error, and the share of the variance it leaves explained (R2)."""
-    def mean(t: Tensor) -> Tensor:
-        return _mean(t if t.dim() == 1 else t.flatten(1).mean(1), weight)
-
-    counted = y if weight is None else y.where(weight.view(-1, *[1] * (y.dim() - 1)), 0.0)
-    n = len(y) if weight is None else weight.sum()
-    mse, variance = mean((values - y).square()), mean((y - counted.sum(0) / n).square())
-    return [mse, 1 - mse / variance]

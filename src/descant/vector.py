@@ -125,7 +125,7 @@ def _slices(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[Slice, ..
 def _views(slices: tuple[Slice, ...], vector: Tensor) -> dict[str, Tensor]:
     # one split, not many slices: its backward pass is a single concatenation
     parts = vector.split([math.prod(s.shape) for s in slices], -1) if slices else ()
-    return {s.name: part.view(*part.shape[:-1], *s.shape) for s, part in zip(slices, parts, strict=True)}
+    return {s.name: part.view((*part.shape[:-1], *s.shape)) for s, part in zip(slices, parts, strict=True)}
 
 
 def _selects(part: str | type[nn.Module], s: Slice) -> bool:

@@ -29,6 +29,7 @@ from descant.task import Batch, inputs
 from descant.tree import Tree, map_tree
 
 BLOCK = 512  # rows per pass where a whole split is read
+SCORED = 128  # rows per pass where a split is only predicted
 GATHERED = 2**20  # bytes of samples that are looked up at once, for some batches: they stay in the cache
 
 
@@ -129,7 +130,14 @@ class View:
         rows, count = self._split(split)
         for start in range(0, len(rows), BLOCK):
             block = rows[start : start + BLOCK]
-            yield self._batch(block, start + torch.arange(len(block)) < count, None)
+            weight = start + torch.arange(len(block)) < count
+            yield Batch(self._samples(block), self._plan.federation.y[block], weight)
+
+    def samples(self, split: SplitName) -> Iterator[Tensor]:
+        """The samples of a split, padded, in blocks that are small enough for the cache."""
+        rows, _ = self._split(split)
+        for start in range(0, len(rows), SCORED):
+            yield self._samples(rows[start : start + SCORED])
 
     def targets(self, split: SplitName, with_x: bool) -> Batch:
         """The targets of all rows of a split, padded; their samples only if asked for: they are large."""
@@ -154,9 +162,6 @@ class View:
                 x = self._inputs(found, start - first, stop - first)
                 yield Batch(x, y[start:stop], weight, key)
                 start = stop
-
-    def _batch(self, rows: Tensor, weight: Tensor | None, key: Tensor | None) -> Batch:
-        return Batch(self._samples(rows), self._plan.federation.y[rows], weight, key)
 
     def _samples(self, rows: Tensor) -> Tensor:
         return inputs(self._lookup(rows), self._plan.dtype)

@@ -16,7 +16,7 @@ from descant.engine.batches import LocalWork
 from descant.engine.processes import Processes, Templates
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
-from descant.engine.work import Job, Work
+from descant.engine.work import Job, Work, to_score
 from descant.errors import UsageError
 from descant.tree import leaves, take
 
@@ -37,19 +37,22 @@ class Measured(NamedTuple):
 
 def templates(training: Training) -> Templates:
     """One row of everything that travels; also lets every job show the form of its result."""
-    work = training.work
+    work, algorithm = training.work, training.work.algorithm
     facts = training.round_of(np.zeros(1, np.int64))
-    message = work.algorithm.broadcast(training.server, facts)
-    newcomer = work.algorithm.newcomer(training.server, facts)
+    message = algorithm.broadcast(training.server, facts)
+    newcomer = algorithm.newcomer(training.server, facts)
+    model = algorithm.global_model(training.server)
     state = training.store.template
-    jobs: list[Job] = ["local", "score", "personalize"]
-    if work.algorithm.opens():
-        jobs.append("opening")
-    for job in jobs:
-        work.rehearse(job, message, state)
-    for job in ("score_newcomer", "adapt"):
-        work.rehearse(job, newcomer, state)
-    return Templates(Message(message.shared, take(message.each, 0)), newcomer, state)
+    sent: dict[Job, Message] = {
+        "local": message, "personalize": message, "adapt": newcomer,
+        "score": to_score(message, model), "score_newcomer": to_score(newcomer, model),
+    }
+    if algorithm.opens():
+        sent["opening"] = message
+    for job, each in sent.items():
+        work.rehearse(job, each, state)
+    rows = {job: Message(each.shared, take(each.each, 0)) for job, each in sent.items()}
+    return Templates(rows, state)
 
 
 def fitted_chunk(work: Work) -> int:

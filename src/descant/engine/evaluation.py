@@ -10,33 +10,37 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from descant.division import SplitName
 from descant.engine.backend import Backend
-from descant.engine.batches import BLOCK
 from descant.engine.rounds import Training
 from descant.engine.settings import Eval
-from descant.engine.work import Scores
+from descant.engine.work import Scores, to_score
 from descant.pool import Federation
 from descant.random import stream
-from descant.task import Batch, Task, inputs
 from descant.theory.truth import identified, total_error, true_models
-from descant.tree import nbytes
+from descant.tree import map_tree, nbytes
 from descant.vector import Model
 
 STATES_AT_ONCE = 256 * 2**20  # bytes
-OUTPUTS_AT_ONCE = 2**22  # numbers
+
+
+class Figures(NamedTuple):
+    """The figures of every evaluated client; NaN where a client has no rows in a split."""
+
+    validation: Tensor  # [n, metrics]
+    test: Tensor  # [n, metrics]
+    error: Tensor  # [n] distance from the true model; NaN where that is not known
 
 
 class Evaluation(NamedTuple):
-    """The figures of every evaluated client; NaN where a client has no rows in a split."""
+    """How well the clients are served after a round."""
 
     number: int
     clients: np.ndarray  # [n]
     newcomer: np.ndarray  # [n] bool: never took part, scored by the newcomer rule
     metrics: tuple[str, ...]
     lower_is_better: frozenset[str]  # of the metrics
-    personal: Scores  # each [n, metrics], and the error [n]
-    shared: Scores | None  # of the global model; each [n, metrics], and the error [n], the same for all
+    personal: Figures
+    shared: Figures | None  # of the global model; the error is the same for all
     pooled: Tensor | None  # [metrics] of the global model on the union of the test splits
     failed: dict[int, str]  # client -> why it could not be scored
 
@@ -52,28 +56,33 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
     """Score the present state, with the message that the server would send now."""
     work, store = training.work, training.store
     names = work.task.metric_names
-    personal = Scores(*(torch.full((len(clients), *shape), torch.nan, dtype=work.task.dtype)
-                        for shape in ((len(names),), (len(names),), ())))
+    model = work.algorithm.global_model(training.server)
+    form = backend.work.templates["score"]
+    found = map_tree(lambda t: torch.full((len(clients), *t.shape), torch.nan, dtype=t.dtype), form)
     newcomer = ~store.took_part(clients)
     failed: dict[int, str] = {}
     for is_new, at in _groups(newcomer, nbytes(store.template)):
         group = clients[at]
         facts = training.round_of(group)
         message = (work.algorithm.newcomer if is_new else work.algorithm.broadcast)(training.server, facts)
-        outcome = backend.run("score_newcomer" if is_new else "score", group, training.number, message,
-                              store.read(group))
+        outcome = backend.run("score_newcomer" if is_new else "score", group, training.number,
+                              to_score(message, model), store.read(group))
         if len(outcome.done):
-            for whole, part in zip(personal, outcome.values, strict=True):
-                whole[torch.from_numpy(at[outcome.done])] = part
+            rows = torch.from_numpy(at[outcome.done])
+            map_tree(lambda whole, part, rows=rows: whole.index_copy_(0, rows, part), found, outcome.values)
         failed |= {int(group[k]): why for k, why in outcome.failed.items()}
 
-    model = work.algorithm.global_model(training.server)
+    def figures(scores: Scores) -> Figures:
+        of_each = vmap(work.task.figures)
+        return Figures(of_each(scores.validation), of_each(scores.test), scores.error)
+
     shared, pooled = None, None
     if model is not None:
-        shared, pooled = _score_one_model(work.task, model, work.federation, clients)
-        shared = shared._replace(error=_global_error(training, model).expand(len(clients)))
-    return Evaluation(training.number, clients, newcomer, names, work.task.lower_is_better, personal, shared,
-                      pooled, failed)
+        shared = figures(found.shared)._replace(error=_global_error(training, model).expand(len(clients)))
+        if len(tallies := found.shared.test[found.shared.test[:, 0] > 0]):
+            pooled = work.task.figures(tallies.sum(0))
+    return Evaluation(training.number, clients, newcomer, names, work.task.lower_is_better,
+                      figures(found.personal), shared, pooled, failed)
 
 
 def _groups(newcomer: np.ndarray, state_bytes: int) -> Iterator[tuple[bool, np.ndarray]]:
@@ -83,41 +92,6 @@ def _groups(newcomer: np.ndarray, state_bytes: int) -> Iterator[tuple[bool, np.n
         at = np.flatnonzero(newcomer == is_new)
         for start in range(0, len(at), size):
             yield is_new, at[start : start + size]
-
-
-def _score_one_model(task: Task, model: Model, federation: Federation, clients: np.ndarray
-                     ) -> tuple[Scores, Tensor | None]:
-    """One model for all: predict each row once, then look at the rows of each client, and of all."""
-    scores, pooled = [], None
-    splits: tuple[SplitName, ...] = ("validation", "test")
-    for split in splits:
-        table = federation.split(split)
-        sizes = table.sizes[clients]
-        rows = np.concatenate([np.zeros(0, np.int64), *(table[int(c)] for c in clients)])
-        if not len(rows):
-            scores.append(torch.full((len(clients), len(task.metric_names)), torch.nan, dtype=task.dtype))
-            continue
-        y = federation.y[rows]
-        x = inputs(federation.x[rows], task.dtype) if task.scores_need_x else y[:, None]
-        with torch.no_grad():
-            outputs = torch.cat([task.predict(model, inputs(federation.x[rows[k : k + BLOCK]], task.dtype))
-                                 for k in range(0, len(rows), BLOCK)])
-            # [clients, longest]: the place of each client's rows in the list of all
-            starts = np.cumsum(sizes) - sizes
-            place = starts[:, None] + np.minimum(np.arange(sizes.max()), np.maximum(sizes - 1, 0)[:, None])
-            at = torch.from_numpy(np.minimum(place, len(rows) - 1))
-            real = torch.from_numpy(np.arange(sizes.max()) < sizes[:, None])
-
-            def one(at: Tensor, real: Tensor, x: Tensor = x, y: Tensor = y, outputs: Tensor = outputs
-                    ) -> Tensor:
-                return task.metrics(outputs[at], Batch(x[at], y[at], real))
-
-            longest = int(sizes.max()) * outputs[0].numel()
-            scores.append(vmap(one, chunk_size=max(1, OUTPUTS_AT_ONCE // longest))(at, real))
-            if split == "test":
-                pooled = task.metrics(outputs, Batch(x, y))
-    validation, test = scores
-    return Scores(validation, test, torch.full((len(clients),), torch.nan, dtype=task.dtype)), pooled
 
 
 def _global_error(training: Training, model: Model) -> Tensor:
@@ -139,7 +113,7 @@ def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
     not_finite = [~np.isfinite(losses[split]) & (n_of[split] > 0) for split in n_of]
     failed = np.isin(evaluation.clients, list(evaluation.failed))
 
-    def figures(scores: Scores) -> dict[str, Any]:
+    def figures(scores: Figures) -> dict[str, Any]:
         known = scores.error[scores.error.isfinite()]
         error = {"truth_error": float(known.mean())} if len(known) else {}
         return error | {

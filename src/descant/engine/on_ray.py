@@ -105,11 +105,10 @@ class Actor:
 
     def run(self, shard: int, job: Job, clients: np.ndarray, number: int, shared: Arrays, each: Arrays,
             states: Arrays) -> Answer:
-        message, newcomer, state = self._templates
-        form = newcomer if job in ("score_newcomer", "adapt") else message
+        form = self._templates.messages[job]
         own = Message(_tree(form.shared, shared), _tree(form.each, each))
         done, values, failed, grad_steps, note = self._shards[shard].execute(
-            job, clients, number, own, _tree(state, states))
+            job, clients, number, own, _tree(self._templates.state, states))
         return Answer(done, _arrays(values), failed, grad_steps, note)
 
 

@@ -39,8 +39,7 @@ class Slot(NamedTuple):
 class Templates(NamedTuple):
     """One row of everything that travels."""
 
-    message: Message
-    newcomer: Message
+    messages: dict[Job, Message]
     state: Tree
 
 
@@ -49,7 +48,7 @@ class Processes(Backend):
         super().__init__(work, chunk)
         self._templates = templates
         context: Any = torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        given = max(_room(m.shared, 1) + _room(m.each, chunk) for m in templates[:2])
+        given = max(_room(m.shared, 1) + _room(m.each, chunk) for m in templates.messages.values())
         given += _room(templates.state, chunk)
         made = max(_room(template, chunk) for template in work.templates.values())
         self._workers: list[Any] = []
@@ -143,9 +142,8 @@ def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> No
 
 
 def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.ndarray, number: int) -> Any:
-    message, newcomer, state = templates
-    sent = newcomer if job in ("score_newcomer", "adapt") else message
-    form = (Message(sent.shared, _rows(sent.each, len(clients))), _rows(state, len(clients)))
+    sent = templates.messages[job]
+    form = (Message(sent.shared, _rows(sent.each, len(clients))), _rows(templates.state, len(clients)))
     try:
         own, states = _unpack(slot.inputs, form, copy=False)
         done, values, failed, grad_steps, note = work.execute(job, clients, number, own, states)

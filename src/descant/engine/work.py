@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,11 +39,30 @@ class LocalResult(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The figures `task.metric_names` of one client's predictions, and its distance from the truth."""
+    """The tallies of one client's predictions, and its model's distance from the truth."""
 
-    validation: Tensor  # [metrics]
-    test: Tensor  # [metrics]
+    validation: Tensor  # [sums] of `task.tally`
+    test: Tensor  # [sums]
     error: Tensor  # [] ||theta - true model||^2; NaN where the true model is not known
+
+
+class Scored(NamedTuple):
+    """What comes of scoring one client."""
+
+    personal: Scores
+    shared: Tree  # Scores of the model for all on the same rows; () where the method has none
+
+
+class ToScore(NamedTuple):
+    """What is sent for scoring in place of a message's shared part."""
+
+    message: Tree
+    model: Tree  # the model for all; () where the method has none
+
+
+def to_score(message: Message, model: Model | None) -> Message:
+    """The message of a score job: what the clients are sent, and the model for all beside it."""
+    return Message(ToScore(message.shared, () if model is None else model), message.each)
 
 
 class Outcome(NamedTuple):
@@ -187,20 +207,31 @@ def _adapt(work: Work, message: Message, state: Tree, data: View, meter: Any) ->
     return work.algorithm.adapt(work.task, message, data)
 
 
-def _score(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Scores:
-    return _scores(work, _personalize(work, message, state, data, meter), data)
+def _score(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Scored:
+    own = Message(message.shared.message, message.each)
+    return _scored(work, _personalize(work, own, state, data, meter), message.shared.model, data)
 
 
-def _score_newcomer(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Scores:
-    return _scores(work, _adapt(work, message, state, data, meter), data)
+def _score_newcomer(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Scored:
+    own = Message(message.shared.message, message.each)
+    return _scored(work, _adapt(work, own, state, data, meter), message.shared.model, data)
 
 
-def _scores(work: Work, personal: Tree, data: View) -> Scores:
-    def on(split: SplitName) -> Tensor:
-        outputs = [work.algorithm.predict(work.task, personal, batch.x) for batch in data.blocks(split)]
-        return work.task.metrics(torch.cat(outputs), data.targets(split, with_x=work.task.scores_need_x))
+def _scored(work: Work, personal: Tree, model: Tree, data: View) -> Scored:
+    """Personal model and model for all, each sample being looked up once."""
+    predict: list[Callable[[Tensor], Tensor]] = [partial(work.algorithm.predict, work.task, personal)]
+    if model != ():
+        predict.append(partial(work.task.predict, model))
 
-    return Scores(on("validation"), on("test"), _error(work, personal, data.truth))
+    def tallies(split: SplitName) -> list[Tensor]:
+        outputs = [[each(x) for each in predict] for x in data.samples(split)]
+        targets = data.targets(split, with_x=work.task.scores_need_x)
+        return [work.task.tally(torch.cat(blocks), targets) for blocks in zip(*outputs, strict=True)]
+
+    each = zip(tallies("validation"), tallies("test"), strict=True)
+    errors = [_error(work, personal, data.truth), torch.full((), torch.nan, dtype=work.task.dtype)]
+    scores = [Scores(*both, error) for both, error in zip(each, errors, strict=False)]
+    return Scored(scores[0], scores[1] if len(scores) == 2 else ())
 
 
 def _error(work: Work, personal: Tree, truth: Tensor | None) -> Tensor:
