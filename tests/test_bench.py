@@ -113,7 +113,7 @@ def test_sides_take_turns_in_processes_of_their_own():
         assert min(figures.step) > 0
         assert figures.memory > 50e6
     assert outcome.sides["processes"].memory > outcome.sides["loop"].memory  # its workers count
-    assert outcome.faster(LEAN) == 1
+    assert outcome.speed(LEAN) == 1
     assert outcome.above_floor("loop") is None
 
 
@@ -174,10 +174,10 @@ def test_the_plan():
 
 
 def test_targets():
-    side = {"times_faster_than_lean_loop": 4.5, "times_the_floor": 2.5, "evaluation_share_of_round": 0.1}
+    side = {"times_as_fast_as_lean_loop": 4.5, "times_the_floor": 2.5, "evaluation_share_of_round": 0.1}
     cases = [{"method": method, "model": "mclr", "sides": {"auto": side}} for method in ("fedavg", "mh")]
     assert [(t["what"], t["met"]) for t in targets(cases)] == [
-        ("times faster than the lean loop", True), ("times the floor", False),
+        ("times as fast as the lean loop", True), ("times the floor", False),
         ("evaluation, share of a round", True)]
 
 

@@ -29,9 +29,13 @@ class Apart:
         self._pipe, theirs = context.Pipe()
         # not a daemon: it may have workers of its own
         self._process = context.Process(target=_serve, args=(theirs, make, arguments))
-        self._process.start()
-        theirs.close()
-        self.ask("note")  # until it is there: whoever is asked next works alone
+        try:
+            self._process.start()
+            theirs.close()
+            self.ask("note")  # until it is there: whoever is asked next works alone
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """Call a method there, or read an attribute; returns when that is done."""
@@ -51,6 +55,8 @@ class Apart:
         with contextlib.suppress(OSError):
             self._pipe.send(None)
         self._pipe.close()
+        if self._process.pid is None:  # it was never started
+            return
         self._process.join(3)
         if self._process.is_alive():
             self._process.kill()
@@ -76,20 +82,20 @@ def orders(pipe: Connection) -> Iterator[Any]:
 def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)  # whoever wants more says so
     made: Any = None
-    try:
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone, or wants to know no more
         for what, *given in orders(pipe):
             try:
                 if made is None:
                     made = make(*arguments)
                 answer = peak_memory() if what == "peak_memory" else getattr(made, what)
-                pipe.send((False, answer(*given) if callable(answer) else answer))
+                answer = False, answer(*given) if callable(answer) else answer
             except DescantError as error:
-                pipe.send((True, error))
+                answer = True, error
             except Exception as error:
-                pipe.send((True, DescantError(f"the benchmark failed: {type(error).__name__}: {error}")))
-    finally:
-        if made is not None:
-            made.close()
+                answer = True, DescantError(f"the benchmark failed: {type(error).__name__}: {error}")
+            pipe.send(answer)
+    if made is not None:
+        made.close()
 
 
 def peak_memory() -> int | None:

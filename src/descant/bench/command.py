@@ -7,6 +7,7 @@ import os
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +92,19 @@ def bench(console: Console, *, quick: bool, out: Path, methods: str | None, mode
 def plan(federation: Federation, methods: tuple[str, ...], models: tuple[str, ...], quick: bool
          ) -> Iterator[Case]:
     """All methods on all models. Of a large model, a repetition does a third of an epoch's gradient steps
-    and evaluates a fifth of the clients. A quick benchmark does less of everything, and has one method
-    less for each further model."""
+    and evaluates a fifth of the clients. A quick benchmark does as little of all models, and has one method
+    less for each further one."""
     for k, model in enumerate(models):
         for method in methods[: max(1, len(methods) - k)] if quick else methods:
-            case = Case(method, model, federation)
-            grads = case.grads_per_batch
+            whole = Case(method, model, federation)
+            epoch = EPOCH / whole.grads_per_batch  # batches with as many gradients as FedAvg's 27
             if model in LARGE:
-                yield Case(method, model, federation, batches=2 if quick else max(2, EPOCH // (3 * grads)),
-                           evaluated=0 if quick else 20)
+                yield replace(whole, batches=max(2, int(epoch / (10 if quick else 3))),
+                              evaluated=0 if quick else CLIENTS // 5)
+            elif quick:
+                yield replace(whole, batches=max(5, int(epoch)), evaluated=CLIENTS // 5)
             else:
-                yield Case(method, model, federation, batches=max(5, EPOCH // grads)) if quick else case
+                yield whole
 
 
 def _introduce(console: Console, machine: dict[str, Any], is_real: bool) -> None:

@@ -52,8 +52,8 @@ class Outcome:
     sides: dict[str, Figures]
     tried: list[Tried]  # arrangements of the floor
 
-    def faster(self, side: str) -> float:
-        """How many times faster than the lean loop."""
+    def speed(self, side: str) -> float:
+        """How many times as fast as the lean loop."""
         return self.sides[LEAN].per_step / self.sides[side].per_step
 
     def above_floor(self, side: str) -> float | None:

@@ -27,7 +27,7 @@ def show_case(console: Console, case: dict[str, Any], repetitions: int) -> None:
         share = side.get("evaluation_share_of_round")
         table.add_row(
             name, _digits(side["us_per_step"]),
-            "" if name in (LEAN, FLOOR) else f"{side['times_faster_than_lean_loop']:.2f}",
+            "" if name in (LEAN, FLOOR) else f"{side['times_as_fast_as_lean_loop']:.2f}",
             "" if name == FLOOR else _ratio(side["times_the_floor"]),
             duration(side["evaluation_ms"] / 1e3) if "evaluation_ms" in side else "",
             "" if share is None or name == FLOOR else f"{share:.0%}",
