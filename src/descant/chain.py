@@ -65,9 +65,13 @@ class Linear(Layer):
 
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
         rows = x if x.dim() == 3 else x.flatten(1, -2)
-        weight = parameters[0].transpose(1, 2)
-        out = torch.bmm(rows, weight) if len(parameters) == 1 else torch.baddbmm(
-            parameters[1].unsqueeze(1), rows, weight)
+        weight = parameters[0]
+        if weight.stride(0) == 0:  # one model for all: one product
+            out = F.linear(rows, weight[0], *[bias[0] for bias in parameters[1:]])
+        elif len(parameters) == 1:
+            out = torch.bmm(rows, weight.transpose(1, 2))
+        else:
+            out = torch.baddbmm(parameters[1].unsqueeze(1), rows, weight.transpose(1, 2))
         return out if x.dim() == 3 else out.unflatten(1, x.shape[1:-1]), rows
 
     def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],

@@ -221,12 +221,18 @@ def plan_chunk(
     is_active = shape > 0
 
     rows = np.empty((len(clients), int(widths.sum())), np.int64)
-    keys = np.empty(len(clients), np.int64)
+    keys = np.zeros(len(clients), np.int64)
     for k, (client, each) in enumerate(zip(clients, lengths, strict=True)):
+        if not len(each):  # without batches there is nothing to draw
+            rows[k] = owned[k][0][0]
+            continue
         generator = random.stream(seed, f"batches.{purpose}", number, int(client))
         keys[k] = generator.integers(2**63)
-        rows[k] = owned[k][0][0]
         order = _order(generator, owned[k], each, batch == "full")
+        if len(order) == len(rows[k]):  # as many as anybody: nothing to fill up
+            rows[k] = order
+            continue
+        rows[k] = owned[k][0][0]
         offset = np.arange(len(order)) - np.repeat(np.cumsum(each) - each, each)
         rows[k, np.repeat(starts[: len(each)], each) + offset] = order
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from descant.algorithm import Message
 from descant.engine.backend import Backend
+from descant.engine.memory import keep_freed_memory
 from descant.engine.work import Job, Outcome, Work, gather
 from descant.errors import DescantError
 from descant.tree import Tree, leaves, map_tree, nbytes, rebuild, take
@@ -68,6 +69,8 @@ class Processes(Backend):
         waiting = deque(self._chunks(clients))
         idle = list(range(len(self._workers)))
         busy: dict[Connection, tuple[int, int]] = {}  # pipe -> (worker, first client)
+        form = self.work.templates[job]
+        values = map_tree(lambda t: t.new_empty(len(clients), *t.shape), form)
         outcomes = []
         while waiting or busy:
             while waiting and idle:
@@ -80,11 +83,15 @@ class Processes(Backend):
             for pipe in wait(list(busy)):
                 worker, start = busy.pop(pipe)  # type: ignore[call-overload]
                 done, failed, grad_steps, note = self._receive(worker)
-                form = _rows(self.work.templates[job], len(done))
-                values = _unpack(self._slots[worker].outputs, form, copy=True) if len(done) else ()
-                outcomes.append((start, Outcome(done, values, failed, grad_steps, note)))
+                if len(done):
+                    made = _unpack(self._slots[worker].outputs, _rows(form, len(done)))
+                    rows = torch.from_numpy(start + done)
+                    map_tree(lambda whole, part, rows=rows: whole.index_copy_(0, rows, part), values, made)
+                outcomes.append((start, Outcome(done, (), failed, grad_steps, note)))
                 idle.append(worker)
-        return gather(sorted(outcomes, key=lambda outcome: outcome[0]))
+        outcome = gather(sorted(outcomes, key=lambda outcome: outcome[0]))
+        everyone = len(outcome.done) == len(clients)
+        return outcome._replace(values=values if everyone else take(values, torch.from_numpy(outcome.done)))
 
     def _send(self, worker: int, order: tuple[Job, np.ndarray, int]) -> None:
         try:
@@ -125,6 +132,7 @@ def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> No
     """The life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
+    keep_freed_memory()
     parent = multiprocessing.parent_process()
     assert parent is not None
     while True:
@@ -145,7 +153,7 @@ def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.
     sent = templates.messages[job]
     form = (Message(sent.shared, _rows(sent.each, len(clients))), _rows(templates.state, len(clients)))
     try:
-        own, states = _unpack(slot.inputs, form, copy=False)
+        own, states = _unpack(slot.inputs, form)
         done, values, failed, grad_steps, note = work.execute(job, clients, number, own, states)
         if len(done):
             _pack(slot.outputs, values)
@@ -174,12 +182,11 @@ def _pack(buffer: Tensor, tree: Tree) -> None:
         offset = -(-(offset + size) // _ALIGN) * _ALIGN
 
 
-def _unpack(buffer: Tensor, form: Tree, copy: bool) -> Tree:
-    """Read a tree of the given form from a buffer."""
+def _unpack(buffer: Tensor, form: Tree) -> Tree:
+    """The tree of the given form in a buffer, as views."""
     found, offset = {}, 0
     for name, leaf in leaves(form):
         size = leaf.numel() * leaf.element_size()
-        part = buffer[offset : offset + size].view(leaf.dtype).view(leaf.shape)
-        found[name] = part.clone() if copy else part
+        found[name] = buffer[offset : offset + size].view(leaf.dtype).view(leaf.shape)
         offset = -(-(offset + size) // _ALIGN) * _ALIGN
     return rebuild(form, found)

@@ -109,8 +109,8 @@ class Training:
                              f"{self.work.federation.names[client]!r}: {why}; if the training diverges, "
                              "try smaller steps")
 
-        taken: LocalResult = take(result, torch.from_numpy(kept))
-        uploads = take(taken.upload, torch.from_numpy(np.flatnonzero(counted)))
+        taken: LocalResult = _chosen(result, kept, len(done))
+        uploads = _chosen(taken.upload, np.flatnonzero(counted), len(counted))
         server, info = self.work.algorithm.aggregate(self.server, uploads, self.round_of(accepted[counted]))
         if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
             raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
@@ -123,6 +123,11 @@ class Training:
             _bytes_down(message, len(trained)), sent * nbytes(take(taken.upload, 0)),
             float(taken.loss.nanmean()), info, note,
         )
+
+
+def _chosen(rows: Tree, at: np.ndarray, count: int) -> Tree:
+    """Those of `count` rows; without a copy if they are all of them."""
+    return rows if len(at) == count else take(rows, torch.from_numpy(at))
 
 
 def _thinned(clients: np.ndarray, share: float, least: int, generator: np.random.Generator) -> np.ndarray:
@@ -156,7 +161,11 @@ def _not_finite(result: LocalResult) -> dict[int, str]:
 
 
 def _finite_rows(rows: Tensor) -> Tensor:
-    return torch.isfinite(rows).reshape(len(rows), -1).all(1)
+    rows = rows.reshape(len(rows), -1)
+    finite = torch.isfinite(rows.sum(1))  # one pass; but large numbers may add up to infinity
+    if not bool(finite.all()):
+        finite = torch.isfinite(rows).all(1)
+    return finite
 
 
 def _bytes_down(message: Message, clients: int) -> int:
