@@ -95,6 +95,9 @@ class Task(ABC):
         """The figures of outputs on a whole split."""
         return self.figures(self.tally(outputs, batch))
 
+    def move_to(self, device: torch.device) -> None:  # noqa: B027 - most tasks have nothing to move
+        """Move what is neither learned nor given with a call, such as frozen parameters."""
+
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """The mean loss over a batch."""
         return _mean(self.losses(model, batch)[0], batch.weight)
@@ -176,6 +179,10 @@ class ModuleTask(Task):
 
     def init(self) -> Model:
         return self.layout.flatten(self._module, self.dtype)
+
+    def move_to(self, device: torch.device) -> None:
+        self._train.to(device)
+        self._eval.to(device)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.loss_name} {self._module}".encode())

@@ -76,7 +76,8 @@ class ClientTensors(NamedTuple):
 class Plan:
     """What is known of a chunk before it runs: nothing here may depend on one client alone."""
 
-    federation: Federation
+    x: Tensor  # [n, ...] the pool
+    y: Tensor  # [n, ...]
     dtype: torch.dtype
     clients: int
     per_step: int  # batches that each local step takes
@@ -131,7 +132,7 @@ class View:
         for start in range(0, len(rows), BLOCK):
             block = rows[start : start + BLOCK]
             weight = start + torch.arange(len(block)) < count
-            yield Batch(self._samples(block), self._plan.federation.y[block], weight)
+            yield Batch(self._samples(block), self._plan.y[block], weight)
 
     def samples(self, split: SplitName) -> Iterator[Tensor]:
         """The samples of a split, padded, in blocks that are small enough for the cache."""
@@ -143,7 +144,7 @@ class View:
         """The targets of all rows of a split, padded; their samples only if asked for: they are large."""
         rows, count = self._split(split)
         x = self._samples(rows) if with_x else rows[:0]
-        return Batch(x, self._plan.federation.y[rows], torch.arange(len(rows)) < count)
+        return Batch(x, self._plan.y[rows], torch.arange(len(rows)) < count)
 
     def _split(self, split: SplitName) -> tuple[Tensor, Tensor]:
         part = ("train", "validation", "test").index(split)
@@ -151,7 +152,7 @@ class View:
 
     def _batches(self) -> Iterator[Batch]:
         plan, start = self._plan, 0
-        y = plan.federation.y[self._tensors.rows]  # of all batches at once: targets are small
+        y = plan.y[self._tensors.rows]  # of all batches at once: targets are small
         for batches in plan.gathered:
             first = start
             found = self._lookup(self._tensors.rows[start : start + sum(plan.widths[b] for b in batches)])
@@ -169,7 +170,7 @@ class View:
     def _lookup(self, rows: Tensor) -> Tensor:
         """Samples as they lie in the pool."""
         def found(rows: Tensor) -> tuple[Tensor]:
-            x = self._plan.federation.x
+            x = self._plan.x
             # as embeddings are: row by row, several times faster than indexing
             return (F.embedding(rows, x.reshape(len(x), -1)).reshape(*rows.shape, *x.shape[1:]),)
 
@@ -240,7 +241,7 @@ def plan_chunk(
               else np.zeros((len(clients), 0), np.int64) for split in ("train", "validation", "test")}
     counts = np.stack([federation.split(s).sizes[clients] for s in ("train", "validation", "test")], 1)
     plan = Plan(
-        federation, dtype, len(clients), per_step, tuple(widths.tolist()),
+        federation.x, federation.y, dtype, len(clients), per_step, tuple(widths.tolist()),
         _groups(widths, GATHERED // max(1, len(clients) * federation.x[0].nbytes)),
         tuple(((shape == widths) | ~is_active).all(0).tolist()), tuple(is_active.sum(0).tolist()),
         int(sum(-(-int(n) // b) for n, b in zip(sizes, per_pass, strict=True))),

@@ -13,10 +13,11 @@ import torch
 from descant.algorithm import Message
 from descant.engine.backend import Backend, InProcess
 from descant.engine.batches import LocalWork
+from descant.engine.device import chunk_by_memory, require_device
 from descant.engine.processes import Processes, Templates
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
-from descant.engine.work import Job, Work, to_score
+from descant.engine.work import CPU, Job, Work, to_score
 from descant.errors import UsageError
 from descant.tree import leaves, take
 
@@ -64,11 +65,16 @@ def fitted_chunk(work: Work) -> int:
 def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
     """The backend, the settings with every choice written down, and what was measured if it was."""
     train, work = training.train, training.work
+    require_device(train)
     forms = templates(training)
     population = work.federation.population
     cohort = population if train.participation == "all" else train.cohort_size(population)
     workers = train.workers or os.cpu_count() or 1
     chunk = min(train.chunk or fitted_chunk(work), cohort)
+    if work.device != CPU:
+        chunk = 1 if train.backend == "loop" else min(train.chunk or chunk_by_memory(work), cohort)
+        settled = dataclasses.replace(train, backend="loop" if chunk == 1 else "vectorised", chunk=chunk)
+        return InProcess(work, chunk), settled, []
     measured: list[Measured] = []
     name = train.backend
     if name == "auto":

@@ -26,6 +26,7 @@ class Train(Checked):
     dtype: Literal["float32", "float64"] = hyper("float32", "precision of the models")
     backend: Literal["auto", "loop", "vectorised", "processes", "ray"] = hyper(
         "auto", "how clients are run; auto measures once, and never takes ray")
+    device: str = hyper("cpu", 'where clients are trained: "cpu", or "cuda" (in one process, vectorised)')
     chunk: int | None = hyper(
         None, "clients run together (vectorised, processes, ray); absent: fitted to the model", low=1)
     workers: int | None = hyper(None, "worker processes (processes, ray); absent: one per core", low=1)
@@ -36,6 +37,10 @@ class Train(Checked):
         super().__post_init__()
         if 0 in (self.local.steps, self.local.epochs):
             raise UsageError("train.local must be at least one step or epoch")
+        try:
+            torch.device(self.device)
+        except RuntimeError:
+            raise UsageError(f'train.device must be "cpu" or "cuda", not {self.device!r}') from None
         if self.ray_address is not None and self.backend != "ray":
             raise UsageError(f'train.ray_address is {self.ray_address!r}, but train.backend is '
                              f'{self.backend!r}: set it to "ray", or leave the address out')

@@ -6,9 +6,11 @@ the same result.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,6 +29,7 @@ from descant.theory.truth import identified, total_error, true_models
 from descant.tree import Tree, concat, leaves, map_tree, stack, take
 from descant.vector import Model
 
+CPU = torch.device("cpu")
 Job: TypeAlias = Literal["local", "opening", "score", "score_newcomer", "personalize", "adapt"]
 
 
@@ -85,6 +88,7 @@ class Work:
     seed: int
     batch: int | Literal["full"]
     local: LocalWork
+    device: torch.device = CPU
     templates: dict[Job, Tree] = field(default_factory=dict)  # filled by `rehearse`
 
     def execute(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
@@ -125,22 +129,24 @@ class Work:
     def _together(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
                   ) -> tuple[Tree, int]:
         plan, tensors = self._plan(job, clients, number)
-        with torch.no_grad(), metered(plan.clients) as meter:
+        message, states, tensors = self._there((message, states, tensors))
+        with torch.no_grad(), metered(plan.clients) as meter, self._placed():
 
             def one(each: Tree, state: Tree, own: Any) -> Tree:
                 return _JOBS[job](self, Message(message.shared, each), state, View(plan, own), meter)
 
             values = vmap(one)(message.each, states, tensors)
-        return values, meter.grad_steps
+        return self._back(values), meter.grad_steps
 
     def _alone(self, job: Job, client: int, number: int, message: Message, state: Tree) -> tuple[Tree, int]:
         plan, tensors = self._plan(job, np.array([client]), number)
         own = take(tensors, 0)
         # what a user's module draws by itself is at least repeatable
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), metered(1) as meter:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), metered(1) as meter, self._placed():
             torch.manual_seed(int(own.key))
+            message, state, own = self._there((message, state, own))
             value = _JOBS[job](self, message, state, View(plan, own), meter)
-        return value, meter.grad_steps
+        return self._back(value), meter.grad_steps
 
     def _plan(self, job: Job, clients: np.ndarray, number: int) -> tuple[Plan, Any]:
         work, splits = self.local, _SPLITS[job]
@@ -153,9 +159,29 @@ class Work:
                                    batch=self.batch, work=work, per_step=self.algorithm.batches_per_step(),
                                    dtype=self.task.dtype, draws=self.task.draws, splits=splits,
                                    disjoint=self.algorithm.disjoint_batches)
+        if self.device != CPU:
+            plan = dataclasses.replace(plan, x=self._pool[0], y=self._pool[1])
         if "test" in splits and (truth := true_models(self.task, self.federation)) is not None:
             tensors = tensors._replace(truth=truth[clients])
         return plan, tensors
+
+    # -- where it is done --------------------------------------------------------------------------
+
+    @cached_property
+    def _pool(self) -> tuple[Tensor, Tensor]:
+        """The samples on the device, moved once; and what the task's module does not learn goes with them."""
+        self.task.move_to(self.device)
+        return self.federation.x.to(self.device), self.federation.y.to(self.device)
+
+    def _placed(self) -> AbstractContextManager[Any]:
+        """New tensors are made on the device."""
+        return nullcontext() if self.device == CPU else self.device
+
+    def _there(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        return trees if self.device == CPU else map_tree(lambda t: t.to(self.device), trees)
+
+    def _back(self, values: Tree) -> Tree:
+        return values if self.device == CPU else map_tree(lambda t: t.to(CPU), values)
 
     def rehearse(self, job: Job, message: Message, state: Tree) -> None:
         """Learn the shape of a job's result from a client that has no batches, which costs next to nothing.
@@ -163,7 +189,7 @@ class Work:
         `message.each` has one row. A client that fails here is no reason to stop: the next is asked.
         """
         own = Message(message.shared, take(message.each, 0))
-        quiet = Work(self.algorithm, self.task, self.federation, self.seed, self.batch, LocalWork(steps=0))
+        quiet = dataclasses.replace(self, local=LocalWork(steps=0))
         error: Exception | None = None
         for client in range(min(self.federation.population, 5)):
             try:

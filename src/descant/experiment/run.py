@@ -89,6 +89,10 @@ class Setup:
         return cls(experiment.algorithm, task, federation, experiment.train, experiment.eval,
                    {name: sections[name] for name in ("data", "model")})
 
+    def work(self) -> Work:
+        return Work(self.algorithm, self.task, self.federation, self.train.seed, self.train.batch,
+                    self.train.local, torch.device(self.train.device))
+
     def tables(self) -> dict[str, Any]:
         """The sections of the run's config.toml."""
         return layout.tables(self.origin, self.algorithm, self.train, self.eval)
@@ -111,8 +115,7 @@ class Run:
         self.setup = setup
         self.directory = directory
         self.history: list[dict[str, Any]] = []  # one row a round, as in metrics.jsonl
-        self._work = Work(setup.algorithm, setup.task, setup.federation, setup.train.seed, setup.train.batch,
-                          setup.train.local)
+        self._work = setup.work()
         kept = None if directory is None else directory / "checkpoint"
         self._training = Training(self._work, setup.train, None if kept is None else kept / "clients",
                                   read_only=read_only)
@@ -300,9 +303,7 @@ def load(out: Path) -> Run:
 
 def _settle(setup: Setup) -> tuple[Backend, Setup, list[Measured]]:
     """The backend, and the setup with its choice written down."""
-    work = Work(setup.algorithm, setup.task, setup.federation, setup.train.seed, setup.train.batch,
-                setup.train.local)
-    backend, train, measured = make_backend(Training(work, setup.train))
+    backend, train, measured = make_backend(Training(setup.work(), setup.train))
     return backend, dataclasses.replace(setup, train=train), measured
 
 
