@@ -54,8 +54,8 @@ class Forked:
     short run's time."""
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["descant.cli", "descant.experiment.run", "descant.report.curve",
-                                    "torch._dynamo", "sklearn.cluster", "sklearn.datasets"])
+    context.set_forkserver_preload(["descant.cli", "descant.experiment.run", "matplotlib.figure",
+                                    "torch._dynamo", "sklearn.cluster"])
 
     def __init__(self, *words: object) -> None:
         self.process = self.context.Process(target=descant_in_a_session, args=[str(word) for word in words])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from descant.data.har import Har
@@ -31,10 +34,17 @@ class Digits(Dataset):
     name: ClassVar[str] = "digits"
 
     def load(self, clients: int, seed: int) -> Samples:
-        from sklearn.datasets import load_digits  # slow: only when asked for
+        table = torch.from_numpy(_digits())
+        pixels, digits = table[:, :-1], table[:, -1]  # pixels count 0..16 dark dots
+        return Samples((pixels / 16).float(), digits.long(), classes=10)
 
-        pixels, digits = load_digits(return_X_y=True)  # pixels count 0..16 dark dots
-        return Samples(torch.from_numpy(pixels / 16).float(), torch.from_numpy(digits).long(), classes=10)
+
+def _digits() -> np.ndarray:
+    """scikit-learn's own file: to import the package for it takes as long as to import torch."""
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    return np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
 
 
 DATASETS: dict[str, type[Dataset]] = {

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from descant.files import write_atomic
 from descant.report.curve import BLUE, GREY, ORANGE
+
+if TYPE_CHECKING:
+    from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's colours first, told apart by people with any colour vision; then lighter and darker ones
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#4D4D4D",
@@ -27,6 +27,8 @@ def draw_clusters(history: list[dict[str, Any]], path: Path) -> None:
     rows = [row for row in history if "clusters" in row.get("info", {})]
     if not rows:
         return
+    from matplotlib.figure import Figure  # slow: only when there is something to draw
+
     choices = [row for row in history if "choice" in row.get("info", {})]
     panels = [_draw_distances, _draw_work] + ([_draw_choice] if choices else [])
     figure = Figure(figsize=(11, 1.2 + 2.1 * len(panels)), layout="constrained")
@@ -51,6 +53,8 @@ def draw_clusters(history: list[dict[str, Any]], path: Path) -> None:
 
 def _whole(ticks: int) -> MaxNLocator:
     """Ticks at whole numbers, round ones where there are many."""
+    from matplotlib.ticker import MaxNLocator
+
     return MaxNLocator(ticks, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
@@ -60,6 +64,8 @@ def _numbers(rows: list[dict[str, Any]]) -> list[int]:
 
 def _draw_history(axes: Any, rows: list[dict[str, Any]]) -> None:
     """A pixel for every client and round, in the colour of the client's cluster (Figure 4)."""
+    from matplotlib.colors import ListedColormap
+
     cluster = np.array([row["info"]["clusters"] for row in rows])  # [rounds, clients]
     K = rows[-1]["info"]["K"]
     order = np.lexsort((np.arange(cluster.shape[1]), cluster[-1]))

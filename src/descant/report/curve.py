@@ -6,8 +6,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from descant.files import write_atomic
 
 # Okabe and Ito's colours, told apart by people with any colour vision
@@ -16,6 +14,8 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 
 def draw_curve(history: list[dict[str, Any]], best_round: int | None, path: Path) -> None:
     """Test figures of the personal and the global models, with the worst decile, and the training loss."""
+    from matplotlib.figure import Figure  # slow: only when there is something to draw
+
     rows = [row for row in history if "personal" in row]
     metric = "accuracy" if rows and "accuracy" in rows[0]["personal"]["test"] else "loss"
     figure = Figure(figsize=(9, 3.8), layout="constrained")  # no pyplot: no global state, no display
