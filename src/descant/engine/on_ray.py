@@ -39,8 +39,8 @@ from descant.engine.settings import Train
 from descant.engine.shard import Rows, Shard
 from descant.engine.work import Job, Outcome, Work, gather
 from descant.errors import DescantError
-from descant.tree import Tree, leaves, rebuild, take
-from descant.units import times
+from descant.tree import Tree, leaves, nbytes, rebuild, take
+from descant.units import size, times
 
 AHEAD = 2  # chunks that an actor has at a time, so that it need not wait for the driver between them
 LIVES = 3  # actors that may end over one chunk
@@ -65,16 +65,6 @@ class Versions(NamedTuple):
 
     def told(self) -> str:
         return f"descant {self.descant}, torch {self.torch}, Python {self.python}"
-
-
-class Answer(NamedTuple):
-    """An outcome on its way."""
-
-    done: np.ndarray
-    values: Arrays
-    failed: dict[int, str]
-    grad_steps: int
-    note: str | None
 
 
 class Actor:
@@ -104,12 +94,13 @@ class Actor:
         del self._shards[shard]
 
     def run(self, shard: int, job: Job, clients: np.ndarray, number: int, shared: Arrays, each: Arrays,
-            states: Arrays) -> Answer:
+            states: Arrays) -> Outcome:
+        """The outcome of a chunk, with arrays for its values."""
         form = self._templates.messages[job]
         own = Message(_tree(form.shared, shared), _tree(form.each, each))
-        done, values, failed, grad_steps, note = self._shards[shard].execute(
-            job, clients, number, own, _tree(self._templates.state, states))
-        return Answer(done, _arrays(values), failed, grad_steps, note)
+        outcome = self._shards[shard].execute(job, clients, number, own,
+                                              _tree(self._templates.state, states))
+        return outcome._replace(values=_arrays(outcome.values))
 
 
 @dataclasses.dataclass(eq=False)
@@ -162,6 +153,10 @@ class OnRay(Backend):
             if self.shards > cores:
                 self._news.append(f"train.workers is {self.shards}, but Ray has only {times(cores, 'core')}: "
                                   "fewer workers do the work of all")
+            if (needed := self._travelling(min(self.shards, cores))) > self._session.store:
+                self._news.append(f"{size(needed)} travel at a time, and Ray's object store has only "
+                                  f"{size(self._session.store)}: the rest goes through files, which is "
+                                  "slower (ray start --object-store-memory=BYTES gives more)")
             with _failures_told():
                 self._assemble(min(self.shards, cores))
         except BaseException:
@@ -171,13 +166,13 @@ class OnRay(Backend):
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         with _failures_told():
             outcomes = self._outcomes(job, clients, number, message, states)
-        done, values, failed, grad_steps, note = gather([(0, outcome) for outcome in outcomes])
-        order = np.argsort(done)
-        notes = [*self._news, *([] if note is None else [note])]
+        whole = gather([(0, outcome) for outcome in outcomes])
+        order = np.argsort(whole.done)
+        notes = [*self._news, *([] if whole.note is None else [whole.note])]
         if job in ("local", "opening"):  # the notes of other jobs are not written down
             self._news = []
-        return Outcome(done[order], take(values, torch.from_numpy(order)), failed, grad_steps,
-                       "; ".join(notes) or None)
+        return whole._replace(done=whole.done[order], values=take(whole.values, torch.from_numpy(order)),
+                              note="; ".join(notes) or None)
 
     def close(self) -> None:
         for seat in self._seats:
@@ -205,14 +200,14 @@ class OnRay(Backend):
             seat, chunk = busy.pop(ref)
             seat.chunks -= 1
             try:
-                done, arrays, failed, grad_steps, note = ray.get(ref)
+                outcome: Outcome = self._get(ref)
             except RayError as error:
                 self._lose(seat, chunk, error)
                 waiting[chunk.shard].appendleft(chunk)
                 return None
-            values = _tree(self.work.templates[job], arrays) if len(done) else ()
-            reasons = {int(chunk.at[k]): why for k, why in failed.items()}
-            return Outcome(chunk.at[done], values, reasons, grad_steps, note)
+            values = _tree(self.work.templates[job], outcome.values) if len(outcome.done) else ()
+            failed = {int(chunk.at[k]): why for k, why in outcome.failed.items()}
+            return outcome._replace(done=chunk.at[outcome.done], values=values, failed=failed)
 
         outcomes = []
         while busy or any(waiting.values()):
@@ -228,6 +223,15 @@ class OnRay(Backend):
         for shard in range(self.shards):
             at = np.flatnonzero(clients % self.shards == shard)
             yield shard, [Chunk(shard, at[part]) for _, part in self._chunks(at)]
+
+    def _travelling(self, actors: int) -> int:
+        """How many bytes are on their way at a time, at most: a shard's rows, or a round's chunks."""
+        messages, state = self._templates
+        shared, each = (max(nbytes(getattr(message, part)) for message in messages.values())
+                        for part in ("shared", "each"))
+        row = each + nbytes(state) + max(map(nbytes, self.work.templates.values()))
+        pool = nbytes((self.work.federation.x, self.work.federation.y))
+        return max(pool // self.shards, shared + actors * AHEAD * self.chunk * row)
 
     # -- who does it -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +27,7 @@ import ray._private.services
 import ray._private.worker
 
 from descant.errors import DescantError, UsageError
+from descant.units import size
 
 ANSWER = 5.0  # seconds that an address may take to answer
 BETWEEN = 5.0  # seconds between looks whether a cluster is still there
@@ -63,6 +65,12 @@ class Session:
         """How many cores the nodes offer together."""
         return int(ray.cluster_resources().get("CPU", 0))
 
+    @property
+    def store(self) -> int:
+        """Bytes of shared memory that a node has for what travels, on average."""
+        nodes: int = sum(node["Alive"] for node in ray.nodes())
+        return int(ray.cluster_resources().get("object_store_memory", 0)) // max(nodes, 1)
+
     def check(self) -> None:
         """Notice now and then whether the cluster is gone, which Ray answers by ending this process."""
         if time.monotonic() - self._checked < BETWEEN:
@@ -92,10 +100,10 @@ class Session:
                      log_to_driver=False, logging_level=logging.ERROR, _temp_dir=self._place)
         except Exception as error:
             raise DescantError(f"Ray cannot be started here: {_in_one_line(error)}") from error
-        if free < (wanted := ray.cluster_resources().get("object_store_memory", 0)):
-            self.notes.append(
-                f"/dev/shm has only {free / 2**20:.0f} MB free, of {wanted / 2**20:.0f} that Ray wants: what "
-                "travels goes through files, which is slower (in Docker, --shm-size gives more)")
+        if free < self.store:
+            self.notes.append(f"/dev/shm has only {size(free)} free, of {size(self.store)} that Ray wants: "
+                              "what travels goes through files, which is slower (in Docker, --shm-size gives "
+                              "more)")
 
 
 class _Before:
@@ -173,10 +181,10 @@ def _speaks_http2(connection: socket.socket) -> bool:
     return connection.recv(9)[3:4] == settings[3:4]
 
 
-def _shared_memory() -> float:
-    """Bytes that are free in shared memory; without end where it is not a file system."""
+def _shared_memory() -> int:
+    """Bytes that are free in shared memory; any number where it is not a file system."""
     place = Path("/dev/shm")
-    return float(shutil.disk_usage(place).free) if place.is_dir() else float("inf")
+    return shutil.disk_usage(place).free if place.is_dir() else sys.maxsize
 
 
 def _in_one_line(error: BaseException) -> str:
