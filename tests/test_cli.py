@@ -217,6 +217,21 @@ def test_piped_progress_is_plain(finished):
     assert re.findall(line, text, re.M) == ["2", "4"]
 
 
+@pytest.mark.parametrize("backend", ["vectorised", "processes"])
+def test_a_profile_says_where_the_time_went(tmp_path, backend):
+    code, text, err = call("run", *settings(train__backend=backend, train__workers=1), "--out",
+                           tmp_path / "run", "--profile")
+    assert (code, err) == (0, "")
+    rows = re.findall(r"^(\w+) +[\d.]+ (?:µs|ms|s) +([\d.]+)%", text[text.index("where the time went"):], re.M)
+    assert [part for part, _ in rows] == ["sampling", "broadcast", "gathering", "local", "aggregate",
+                                          "evaluate", "checkpoint"]
+    shares = {part: float(share) for part, share in rows}
+    assert sum(shares.values()) == pytest.approx(100, abs=0.5)
+    assert min(shares["local"], shares["gathering"], shares["evaluate"], shares["checkpoint"]) > 0
+    again = call("resume", tmp_path / "run", "--profile")
+    assert again.out.endswith("no round was played: there is nothing to profile\n")
+
+
 def test_demo_takes_settings_and_another_method(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     changed = settings(algorithm__K=None, algorithm__name="ditto", algorithm__lam=0.5, train__rounds=1)

@@ -43,6 +43,8 @@ def _use_data_dir(directory: Path | None) -> None:
         os.environ["DESCANT_DATA"] = str(directory)
 
 
+Profiled = Annotated[bool, typer.Option(
+    "--profile", help="Say where the time of the rounds went: sampling, batches, local work and so on.")]
 DataDir = Annotated[Path | None, typer.Option(
     "--data-dir", metavar="DIR", show_default=False, callback=_use_data_dir,
     help="Where datasets are kept. Without it: $DESCANT_DATA, or ~/.cache/descant.")]
@@ -109,6 +111,7 @@ def run(
         "--out", metavar="DIR", show_default=False,
         help="Where the run is kept; must be new or empty. Without it: "
              "runs/<algorithm>-<dataset>-<n>.")] = None,
+    profile: Profiled = False,
     data_dir: DataDir = None,
 ) -> None:
     """Run an experiment, and keep its figures and models in a directory.
@@ -125,6 +128,7 @@ def run(
         from descant.experiment import config, directory
         from descant.experiment import run as runs
         from descant.progress import Progress
+        from descant.report.profile import show_profile
         from descant.report.table import show_summary
 
         console = _console()
@@ -139,6 +143,8 @@ def run(
         with _place(out, stem) as place, Progress(console) as progress:
             done = runs.start(setup, place, progress)
         show_summary(console, done.summary, done.directory)
+        if profile:
+            show_profile(console, done.stopwatch)
 
 
 @app.command()
@@ -148,6 +154,7 @@ def resume(
     rounds: Annotated[int | None, typer.Option(
         "--rounds", metavar="N", show_default=False,
         help="Extend the run to N rounds in all. Without it: as planned.")] = None,
+    profile: Profiled = False,
     data_dir: DataDir = None,
 ) -> None:
     """Continue a run that was stopped, or extend one that is finished.
@@ -163,12 +170,15 @@ def resume(
     with _failures_told("stopped before the next round"):
         from descant.experiment import run as runs
         from descant.progress import Progress
+        from descant.report.profile import show_profile
         from descant.report.table import show_summary
 
         console = _console()
         with Progress(console) as progress:
             done = runs.resume(directory, rounds=rounds, observer=progress)
         show_summary(console, done.summary, done.directory)
+        if profile:
+            show_profile(console, done.stopwatch)
 
 
 @app.command()

@@ -6,6 +6,7 @@ says for how many clients the call stands (a vectorised chunk makes one call for
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ class Meter:
         self.stand_for(clients, None)
         self._losses: list[Tensor] = []  # of ONE client, at each call: may live inside vmap
         self._calls: Tensor | float = 0.0
+        self.gathering = 0.0  # seconds for drawing and looking up batches
 
     def stand_for(self, clients: int, active: Tensor | None) -> None:
         """From now on a call stands for that many clients; `active` tells whether this one is among
@@ -33,6 +35,13 @@ class Meter:
         self.grad_steps += self.clients
         self._losses.append(loss if self.active is None else loss.where(self.active, 0.0))
         self._calls = self._calls + (1.0 if self.active is None else self.active.to(loss.dtype))
+
+    @contextmanager
+    def gathers(self) -> Iterator[None]:
+        """What is done inside is not yet learning."""
+        start = time.perf_counter()
+        yield
+        self.gathering += time.perf_counter() - start
 
     def loss(self) -> Tensor:
         """The mean loss of one client's steps; NaN when there were none."""

@@ -10,6 +10,7 @@ the chunk runs, so that equal clients pay for neither. The padding of a client i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
@@ -101,12 +102,15 @@ class View:
 
     def scan(self, step: Callable[..., Any], carry: Any) -> Any:
         plan, batches, opened = self._plan, self._batches(), meter.current()
+        gathers = nullcontext if opened is None else opened.gathers
         for t in range(len(plan.widths) // plan.per_step):
             clients = plan.active[t * plan.per_step]
             active = None if clients == plan.clients else self.steps > t
             if opened is not None:
                 opened.stand_for(clients, active)
-            moved = step(carry, *islice(batches, plan.per_step))
+            with gathers():
+                given = [*islice(batches, plan.per_step)]
+            moved = step(carry, *given)
             carry = moved if active is None else _where(active, moved, carry)
         if opened is not None:
             opened.stand_for(plan.clients, None)

@@ -82,16 +82,16 @@ class Processes(Backend):
                 busy[self._pipes[worker]] = (worker, start)
             for pipe in wait(list(busy)):
                 worker, start = busy.pop(pipe)  # type: ignore[call-overload]
-                done, failed, grad_steps, note = self._receive(worker)
-                if len(done):
-                    made = _unpack(self._slots[worker].outputs, _rows(form, len(done)))
-                    rows = torch.from_numpy(start + done)
+                outcome = self._receive(worker)
+                if len(outcome.done):
+                    made = _unpack(self._slots[worker].outputs, _rows(form, len(outcome.done)))
+                    rows = torch.from_numpy(start + outcome.done)
                     map_tree(lambda whole, part, rows=rows: whole.index_copy_(0, rows, part), values, made)
-                outcomes.append((start, Outcome(done, (), failed, grad_steps, note)))
+                outcomes.append((start, outcome))
                 idle.append(worker)
-        outcome = gather(sorted(outcomes, key=lambda outcome: outcome[0]))
-        everyone = len(outcome.done) == len(clients)
-        return outcome._replace(values=values if everyone else take(values, torch.from_numpy(outcome.done)))
+        whole = gather(sorted(outcomes, key=lambda outcome: outcome[0]))
+        everyone = len(whole.done) == len(clients)
+        return whole._replace(values=values if everyone else take(values, torch.from_numpy(whole.done)))
 
     def _send(self, worker: int, order: tuple[Job, np.ndarray, int]) -> None:
         try:
@@ -99,7 +99,7 @@ class Processes(Backend):
         except OSError:
             raise self._death(worker) from None
 
-    def _receive(self, worker: int) -> tuple[np.ndarray, dict[int, str], int, str | None]:
+    def _receive(self, worker: int) -> Outcome:
         try:
             answer = self._pipes[worker].recv()
         except (EOFError, OSError):
@@ -154,12 +154,12 @@ def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.
     form = (Message(sent.shared, _rows(sent.each, len(clients))), _rows(templates.state, len(clients)))
     try:
         own, states = _unpack(slot.inputs, form)
-        done, values, failed, grad_steps, note = work.execute(job, clients, number, own, states)
-        if len(done):
-            _pack(slot.outputs, values)
+        outcome = work.execute(job, clients, number, own, states)
+        if len(outcome.done):
+            _pack(slot.outputs, outcome.values)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return done, failed, grad_steps, note
+    return outcome._replace(values=())
 
 
 def _rows(template: Tree, count: int) -> Tree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,10 @@ from descant.algorithm import Message, Round
 from descant.engine.backend import Backend
 from descant.engine.settings import Train
 from descant.engine.store import ASKED, ClientStore
-from descant.engine.work import Job, LocalResult, Work
+from descant.engine.work import Job, LocalResult, Outcome, Work
 from descant.errors import DescantError, UsageError
 from descant.random import stream
+from descant.stopwatch import Stopwatch
 from descant.tree import Tree, leaves, nbytes, take
 
 
@@ -47,6 +49,7 @@ class Training:
         self.work = work
         self.train = train
         self.number = 0
+        self.watch = Stopwatch()
         federation = work.federation
         self._cohort_size = train.cohort_size(federation.population)
         if (work.algorithm.tracking and train.participation == "all"
@@ -92,11 +95,22 @@ class Training:
             return self._play(backend)
 
     def _play(self, backend: Backend) -> RoundReport:
-        cohort, trained = self.sample()
-        message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
+        with self.watch("sampling"):
+            cohort, trained = self.sample()
+        with self.watch("broadcast"):
+            message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
+            states = self.store.read(trained)
+        start = time.perf_counter()
         job: Job = "opening" if self.is_opening else "local"
-        done, result, failed, grad_steps, note = backend.run(
-            job, trained, self.number, message, self.store.read(trained))
+        outcome = backend.run(job, trained, self.number, message, states)
+        self.watch.divide(time.perf_counter() - start, outcome.gathering / max(outcome.seconds, 1e-9))
+        with self.watch("aggregate"):
+            return self._close(cohort, trained, message, outcome)
+
+    def _close(self, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome
+               ) -> RoundReport:
+        """Check what came back, aggregate, and stage the clients' new states."""
+        done, result, failed = outcome.done, outcome.values, outcome.failed
         wrong = _not_finite(result) if len(done) else {}
         rejected = {int(trained[k]): why for k, why in failed.items()}
         rejected |= {int(trained[done[k]]): why for k, why in wrong.items()}
@@ -119,9 +133,9 @@ class Training:
         self.store.stage(accepted, taken.state, ASKED if self.is_opening else self.number)
         sent = int(np.isin(trained[done], cohort).sum())
         return RoundReport(
-            self.number, len(trained), rejected, grad_steps,
+            self.number, len(trained), rejected, outcome.grad_steps,
             _bytes_down(message, len(trained)), sent * nbytes(take(taken.upload, 0)),
-            float(taken.loss.nanmean()), info, note,
+            float(taken.loss.nanmean()), info, outcome.note,
         )
 
 

@@ -7,6 +7,7 @@ the same result.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from descant.algorithm import Algorithm, Message
 from descant.division import SplitName
 from descant.engine.batches import LocalWork, Plan, View, plan_chunk
 from descant.errors import DescantError
-from descant.meter import metered
+from descant.meter import Meter, metered
 from descant.pool import Federation
 from descant.task import Task
 from descant.theory.truth import identified, total_error, true_models
@@ -76,6 +77,8 @@ class Outcome(NamedTuple):
     failed: dict[int, str]  # position -> reason
     grad_steps: int
     note: str | None = None  # what the user should know, such as why a chunk could not be run together
+    seconds: float = 0.0  # of work, over all who did it
+    gathering: float = 0.0  # of these, for drawing and looking up batches
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,18 @@ class Work:
 
     def execute(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         """Run one chunk. `message.each` and `states` have a row per client."""
+        start = time.perf_counter()
+        outcome = self._execute(job, clients, number, message, states)
+        return outcome._replace(seconds=time.perf_counter() - start)
+
+    def _execute(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         if len(clients) > 1:
             try:
-                values, grad_steps = self._together(job, clients, number, message, states)
+                values, meter = self._together(job, clients, number, message, states)
                 if wrong := _misfit(take(values, 0), self.templates.get(job)):
                     raise TypeError(wrong)
-                return Outcome(np.arange(len(clients)), values, {}, grad_steps)
+                return Outcome(np.arange(len(clients)), values, {}, meter.grad_steps,
+                               gathering=meter.gathering)
             except Exception as error:  # somebody in this chunk fails: find out who, one by one
                 outcome = self._one_by_one(job, clients, number, message, states)
                 note = f"clients had to be run one by one: {_reason(error)}"
@@ -107,46 +116,49 @@ class Work:
 
     def _one_by_one(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
                     ) -> Outcome:
-        done, results, failed, grad_steps = [], [], {}, 0
+        done, results, failed, grad_steps, gathering = [], [], {}, 0, 0.0
         for k in range(len(clients)):
             # copies: how a row is aligned in memory would show in the last bit of matrix products
             each, state = (map_tree(torch.clone, take(rows, k)) for rows in (message.each, states))
             own = Message(message.shared, each)
             try:
-                value, steps = self._alone(job, int(clients[k]), number, own, state)
+                value, meter = self._alone(job, int(clients[k]), number, own, state)
             except Exception as error:
                 failed[k] = _reason(error)
                 continue
-            grad_steps += steps
+            grad_steps += meter.grad_steps
+            gathering += meter.gathering
             if wrong := _misfit(value, self.templates.get(job)):
                 failed[k] = wrong
                 continue
             done.append(k)
             results.append(value)
         values = stack(results) if results else ()
-        return Outcome(np.array(done, np.int64), values, failed, grad_steps)
+        return Outcome(np.array(done, np.int64), values, failed, grad_steps, gathering=gathering)
 
     def _together(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
-                  ) -> tuple[Tree, int]:
-        plan, tensors = self._plan(job, clients, number)
-        message, states, tensors = self._there((message, states, tensors))
-        with torch.no_grad(), metered(plan.clients) as meter, self._placed():
+                  ) -> tuple[Tree, Meter]:
+        with torch.no_grad(), metered(len(clients)) as meter, self._placed():
+            with meter.gathers():
+                plan, tensors = self._plan(job, clients, number)
+            message, states, tensors = self._there((message, states, tensors))
 
             def one(each: Tree, state: Tree, own: Any) -> Tree:
                 return _JOBS[job](self, Message(message.shared, each), state, View(plan, own), meter)
 
             values = vmap(one)(message.each, states, tensors)
-        return self._back(values), meter.grad_steps
+        return self._back(values), meter
 
-    def _alone(self, job: Job, client: int, number: int, message: Message, state: Tree) -> tuple[Tree, int]:
-        plan, tensors = self._plan(job, np.array([client]), number)
-        own = take(tensors, 0)
+    def _alone(self, job: Job, client: int, number: int, message: Message, state: Tree) -> tuple[Tree, Meter]:
         # what a user's module draws by itself is at least repeatable
         with torch.random.fork_rng(devices=[]), torch.no_grad(), metered(1) as meter, self._placed():
+            with meter.gathers():
+                plan, tensors = self._plan(job, np.array([client]), number)
+            own = take(tensors, 0)
             torch.manual_seed(int(own.key))
             message, state, own = self._there((message, state, own))
             value = _JOBS[job](self, message, state, View(plan, own), meter)
-        return self._back(value), meter.grad_steps
+        return self._back(value), meter
 
     def _plan(self, job: Job, clients: np.ndarray, number: int) -> tuple[Plan, Any]:
         work, splits = self.local, _SPLITS[job]
@@ -212,6 +224,8 @@ def gather(outcomes: list[tuple[int, Outcome]]) -> Outcome:
         {start + k: reason for start, o in outcomes for k, reason in o.failed.items()},
         sum(o.grad_steps for _, o in outcomes),
         next((o.note for _, o in outcomes if o.note is not None), None),
+        sum(o.seconds for _, o in outcomes),
+        sum(o.gathering for _, o in outcomes),
     )
 
 

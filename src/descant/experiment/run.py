@@ -35,6 +35,7 @@ from descant.files import locked
 from descant.pool import Federation
 from descant.report.clusters import draw_clusters
 from descant.report.curve import draw_curve
+from descant.stopwatch import Stopwatch
 from descant.task import ModuleTask, Task
 from descant.tree import Tree, take
 from descant.vector import Model
@@ -122,6 +123,11 @@ class Run:
         self._keeper = Keeper(self._training, kept, setup.identity(), read_only=read_only)
 
     @property
+    def stopwatch(self) -> Stopwatch:
+        """Where the time of this process's rounds went."""
+        return self._training.watch
+
+    @property
     def rounds(self) -> int:
         """How many rounds are committed."""
         return len(self.history)
@@ -197,13 +203,16 @@ class Run:
             evaluations: list[Evaluation] = []
             if settings.due(report.number, train.rounds):
                 groups = (clients, np.arange(federation.population, federation.everyone))  # and the unseen
-                evaluations = [evaluate(self._training, backend, group) for group in groups if len(group)]
+                with self.stopwatch("evaluate"):
+                    evaluations = [evaluate(self._training, backend, group)
+                                   for group in groups if len(group)]
             row = self._row(report, played - start, evaluations, time.perf_counter() - played)
-            with _shielded(), self._writing():
+            with _shielded(), self._writing(), self.stopwatch("checkpoint"):
                 if self.directory is not None:
                     layout.append_row(self.directory, row, evaluations, federation)
                 self._keeper.commit(selection_key(evaluations[0], federation) if evaluations else None)
                 self.history.append(row)
+            self.stopwatch.rounds += 1
             observer.played(row)
         if self.directory is not None:
             with _shielded(), self._writing():
