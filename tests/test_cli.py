@@ -222,7 +222,8 @@ def test_a_profile_says_where_the_time_went(tmp_path, backend):
     code, text, err = call("run", *settings(train__backend=backend, train__workers=1), "--out",
                            tmp_path / "run", "--profile")
     assert (code, err) == (0, "")
-    rows = re.findall(r"^(\w+) +[\d.]+ (?:µs|ms|s) +([\d.]+)%", text[text.index("where the time went"):], re.M)
+    told = text[text.index("where the time went"):]
+    rows = re.findall(r"^(\w+) +[\d.]+ (?:µs|ms|s) +([\d.]+)%", told, re.M)
     assert [part for part, _ in rows] == ["sampling", "broadcast", "gathering", "local", "aggregate",
                                           "evaluate", "checkpoint"]
     shares = {part: float(share) for part, share in rows}
