@@ -55,8 +55,8 @@ def test_all_that_a_chunk_does_is_done_on_the_device(method: str, model: str) ->
         message, states = there.algorithm.broadcast(e.server, facts), e.training.store.read(clients)
         scored = to_score(message, there.algorithm.global_model(e.server))
         for job, sent in (("local", message), ("score", scored)):
-            values, steps = there._together(job, clients, 1, sent, states)
-            assert (steps > 0) == (job == "local")
+            values, meter = there._together(job, clients, 1, sent, states)
+            assert (meter.grad_steps > 0) == (job == "local")
             for name, tensor in leaves(values):
                 assert tensor.device == META, name
                 assert len(tensor) == len(clients)

@@ -325,12 +325,13 @@ class Chain:
     def _room(self, theta: Tensor) -> Tensor:
         """Room for the gradients. Its rows begin on bounds of 64 bytes, all alike: how a matrix is aligned
         shows in the last bit of a product, and a client's result should not depend on its place in line."""
+        clients, d = theta.shape
         per_line = 64 // theta.element_size()
-        return theta.new_empty(len(theta), -(-theta.shape[1] // per_line) * per_line)[:, : theta.shape[1]]
+        return theta.new_empty(clients, -(-d // per_line) * per_line)[:, :d]
 
     def _parameters(self, theta: Tensor) -> list[Tensor]:
         """The parameters as views of the clients' vectors."""
-        clients = len(theta)
+        clients = theta.shape[0]
         parts = torch.split_with_sizes(theta, self._sizes, 1)
         return [part if len(shape) == 1 else part.view(clients, *shape)
                 for part, shape in zip(parts, self._shapes, strict=True)]

@@ -48,12 +48,13 @@ def over_clients(work: Callable[..., tuple[Tensor, ...]], *own: Tensor | None) -
         return None
     rows, clients, shared = [], 0, []
     for k, tensor in enumerate(own):
-        if tensor is not None and is_batchedtensor(tensor):
-            at, tensor = maybe_get_bdim(tensor), get_unwrapped(tensor)
-            tensor = tensor if at == 0 else tensor.movedim(at, 0)
-            clients = len(tensor)
-        elif tensor is not None:
-            shared.append(k)
+        if tensor is not None:
+            if is_batchedtensor(tensor):
+                at, tensor = maybe_get_bdim(tensor), get_unwrapped(tensor)
+                tensor = tensor if at == 0 else tensor.movedim(at, 0)
+                clients = tensor.shape[0]
+            else:
+                shared.append(k)
         rows.append(tensor)
     if clients == 0:  # vmap is not over anything of this
         return None

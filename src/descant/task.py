@@ -206,18 +206,20 @@ class ModuleTask(Task):
 
     def _gradient(self, model: Model, batch: Batch) -> Gradient:
         if self._chain is not None and self._sloped is not None:
-            found = over_clients(self._by_hand, *model, *batch)
+            stats = model.stats if self.layout.statistics else None  # what is not there need not travel
+            found = over_clients(self._by_hand, model.theta, stats, *batch)
             if found is not None:
-                return Gradient(*found)
+                return Gradient(*found, *([model.stats] if stats is None else []))
         return super()._gradient(model, batch)
 
-    def _by_hand(self, theta: Tensor, stats: Tensor, x: Tensor, y: Tensor, weight: Tensor | None,
-                 key: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of clients; every tensor has one row for each of them."""
+    def _by_hand(self, theta: Tensor, stats: Tensor | None, x: Tensor, y: Tensor, weight: Tensor | None,
+                 key: Tensor | None) -> tuple[Tensor, ...]:
+        """The losses, gradients and new statistics (if any) of clients; every tensor has a row for each."""
         assert self._chain is not None
-        with self._context.of_pass(weight, key, self.layout.running(stats)) as context:
-            loss, gradient = self._chain.gradient(theta, x, context, partial(self._mean_slopes, y, weight))
-            return loss, gradient, self._stats(context, stats)
+        running = {} if stats is None else self.layout.running(stats)
+        with self._context.of_pass(weight, key, running) as context:
+            found = self._chain.gradient(theta, x, context, partial(self._mean_slopes, y, weight))
+            return found if stats is None else (*found, self._stats(context, stats))
 
     def _mean_slopes(self, y: Tensor, weight: Tensor | None, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """The clients' mean losses, and their slopes for the outputs [clients, B, ...]."""
