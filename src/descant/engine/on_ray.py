@@ -320,7 +320,8 @@ class OnRay(Backend):
     def _awaited(self, busy: list[Ref]) -> list[Ref]:
         """Those of the chunks that have come to an end, if any; new actors are welcomed meanwhile."""
         starting = {seat.greeting: seat for seat in self._seats if seat.is_starting}
-        if not busy and all(time.monotonic() - seat.since > PATIENCE for seat in starting.values()):
+        idle = not busy and not any(seat.is_up for seat in self._seats)
+        if idle and all(time.monotonic() - seat.since > PATIENCE for seat in starting.values()):
             raise self._nobody()
         ready = self._ready([*busy, *starting])
         for ref in ready:

@@ -120,7 +120,7 @@ class _Before:
         os.environ.update(self._environ)
         ray._private.worker._worker_logs_enabled = self._logs
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._sigterm)
+            signal.signal(signal.SIGTERM, self._sigterm or signal.SIG_DFL)
 
 
 def _require_same(address: str | None) -> None:
