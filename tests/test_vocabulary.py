@@ -785,6 +785,19 @@ def test_staged_rows_are_read_at_once_and_written_later(store: ClientStore) -> N
     assert len(store.staged.clients) == 0
 
 
+def test_what_is_staged_can_be_taken_back(store: ClientStore) -> None:
+    first, second = np.array([1, 4]), np.array([0, 4])
+    store.stage(first, rows(first, 10), 1)
+    store.write()
+    store.stage(second, rows(second, 20), 2)
+    store.unstage()
+    assert store.last_round.tolist() == [0, 1, 0, 0, 1, 0]
+    assert_same(store.read(first), rows(first, 10))
+    assert_same(store.read(np.array([0])), tree.stack([template()]))
+    store.write()
+    assert_same(store.read(first), rows(first, 10))
+
+
 def test_what_is_read_is_a_copy(store: ClientStore) -> None:
     one = np.array([3])
     store.stage(one, rows(one, 5), 1)

@@ -153,13 +153,14 @@ def _thinned(clients: np.ndarray, share: float, least: int, generator: np.random
 @contextmanager
 def _undone_on_failure(training: Training) -> Iterator[None]:
     """A round that fails, or is interrupted, has not happened."""
-    server, last_round = training.server, training.store.last_round.copy()
+    server, staged = training.server, training.store.staged
     try:
         yield
     except BaseException:
         training.number -= 1
         training.server = server
-        training.store.last_round[:] = last_round
+        if training.store.staged is not staged:
+            training.store.unstage()
         raise
 
 

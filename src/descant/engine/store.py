@@ -104,6 +104,7 @@ def _check_sums(rows: Tree, at: Iterable[int]) -> np.ndarray:
 class Staged(NamedTuple):
     clients: np.ndarray  # ascending
     rows: Tree  # [clients, ...]
+    before: np.ndarray  # [clients] their last rounds until then
 
 
 class ClientStore:
@@ -117,7 +118,9 @@ class ClientStore:
         self.check_sums = np.zeros(population, np.int64)  # of the rows; kept for what lies on disk
         self._unchecked = np.zeros(population, bool)  # rows that somebody else wrote
         self._directory = directory
-        self.staged = Staged(np.zeros(0, np.int64), map_tree(lambda t: t[None][:0], template))
+        self._nothing = Staged(np.zeros(0, np.int64), map_tree(lambda t: t[None][:0], template),
+                               np.zeros(0, np.int64))
+        self.staged = self._nothing
         if directory is not None and not read_only:
             directory.mkdir(parents=True, exist_ok=True)
         self._arrays: dict[str, Array] = {
@@ -134,7 +137,8 @@ class ClientStore:
         return np.asarray(self._last(clients) != 0)
 
     def _last(self, clients: np.ndarray) -> np.ndarray:
-        return np.asarray(np.append(self.last_round, 0)[np.minimum(clients, self.population)])
+        taking_part = clients < self.population
+        return np.where(taking_part, self.last_round[np.where(taking_part, clients, 0)], 0)
 
     def read(self, clients: np.ndarray) -> Tree:
         """The states of clients (ascending), with a leading axis."""
@@ -159,14 +163,19 @@ class ClientStore:
 
     def stage(self, clients: np.ndarray, rows: Tree, number: int | np.ndarray) -> None:
         """New states of clients (ascending) after round `number` (ASKED: after an opening)."""
-        self.staged = Staged(clients, rows)
+        self.staged = Staged(clients, rows, self.last_round[clients])
         self.last_round[clients] = number
         self._note(clients, rows)
+
+    def unstage(self) -> None:
+        """Take back what was staged and not written."""
+        self.last_round[self.staged.clients] = self.staged.before
+        self.staged = self._nothing
 
     def write(self) -> None:
         """Move the staged rows into the arrays."""
         self._write(self.staged.clients, self.staged.rows)
-        self.staged = Staged(self.staged.clients[:0], map_tree(lambda t: t[:0], self.staged.rows))
+        self.staged = self._nothing
 
     def follow(self, other: ClientStore, clients: np.ndarray) -> None:
         """Take over the states of some clients, and all the rest of the bookkeeping, from another store."""
