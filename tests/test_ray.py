@@ -144,6 +144,15 @@ def test_auto_finds_what_is_there(tmp_path, monkeypatch, no_patience):
         play_once(backend="ray", ray_address="auto")
 
 
+def test_the_driver_must_be_on_a_machine_of_the_cluster(monkeypatch, no_patience):
+    from ray._private import services
+
+    monkeypatch.setattr(services, "find_node_ids", set, raising=False)
+    with (listening(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])) as address,
+          pytest.raises(DescantError, match="this machine is not part of the Ray cluster")):
+        play_once(backend="ray", ray_address=address)
+
+
 def play_once(**train: Any) -> None:
     with engine(FedAvg(), FEDERATION, **train) as e:
         e.play()

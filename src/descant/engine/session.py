@@ -19,9 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-# how long a driver looks for a Ray process on its own machine; Ray reads this when it is imported
-os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "20")
-
 import ray
 import ray._private.services
 import ray._private.worker
@@ -140,15 +137,21 @@ def _join(address: str) -> None:
             raise DescantError('train.ray_address is "auto", but no Ray runs on this machine: start it with '
                                "`ray start --head`, or give the address of a cluster as host:port") from None
     _reach(where)
+    find_nodes = getattr(ray._private.services, "find_node_ids", None)  # new in some version
+    if find_nodes is not None and not find_nodes():  # Ray would look for them for a minute
+        raise DescantError(f"this machine is not part of the Ray cluster at {where}: let it join first, with "
+                           f"no cores for workers: ray start --address={where} --num-cpus=0")
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         reason = _in_one_line(error.__cause__ or error)
-        hint = ("all its machines need the same versions of Ray and Python, and this one must be one of them "
-                f"(ray start --address={where} --num-cpus=0)")
-        if "authentication" in reason.lower():
-            hint = "if it was started with token authentication, set RAY_AUTH_MODE=token here as well"
-        raise DescantError(f"cannot join the Ray cluster at {where}: {reason}; {hint}") from error
+        if "AuthToken" in reason:
+            reason = ("it asks for a token: have that in ~/.ray/auth_token on all its machines, and set "
+                      "RAY_AUTH_MODE=token")
+        else:
+            reason += ("; all its machines need the same versions of Ray and Python, and this must be one of "
+                       "them")
+        raise DescantError(f"cannot join the Ray cluster at {where}: {reason}") from error
 
 
 def _reach(address: str) -> None:
@@ -188,4 +191,6 @@ def _shared_memory() -> int:
 
 
 def _in_one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """What an error says, without the traceback that Ray may put into it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1] if any("Traceback" in line for line in lines) else " ".join(" ".join(lines).split())
