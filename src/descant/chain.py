@@ -378,7 +378,10 @@ _PLAIN: dict[type[nn.Module], Callable[[], Layer]] = {
 
 def _channels_last(x: Tensor) -> Tensor:
     """The same images [clients, B, C, H, W], in memory as [clients, B, H, W, C]; a copy only where needed."""
-    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    last = x.permute(0, 1, 3, 4, 2).contiguous()
+    if x.shape[2] == 1:  # either order is the same in memory: the strides must tell which is meant
+        last = last.view(-1).view(last.shape)
+    return last.permute(0, 1, 4, 2, 3)
 
 
 def _stacked(images: list[Tensor]) -> Tensor:

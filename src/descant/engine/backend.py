@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from descant.algorithm import Message
+from descant.engine.memory import keep_freed_memory
 from descant.engine.work import Job, Outcome, Work, gather
 from descant.tree import Tree, take
 
@@ -49,6 +50,10 @@ class Backend(ABC):
 
 class InProcess(Backend):
     """Chunks in this process: `vectorised`, or with a chunk of one client, the plain `loop`."""
+
+    def __init__(self, work: Work, chunk: int) -> None:
+        super().__init__(work, chunk)
+        keep_freed_memory()
 
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         return gather([
