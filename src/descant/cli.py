@@ -311,7 +311,7 @@ def bench(
         help="As in train.backend. Without it: loop, vectorised, processes and auto.")] = None,
     repetitions: Annotated[int | None, typer.Option(
         "--repetitions", metavar="N", min=1, show_default=False,
-        help="How often each side takes its turn. Without it: 7, or 3 with --quick.")] = None,
+        help="How often each side takes its turn. Without it: 5, or 3 with --quick.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Measure how fast descant is here, beside a hand-written PyTorch loop and beside the bare arithmetic.

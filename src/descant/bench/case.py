@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from descant.algorithm import Algorithm
 from descant.algorithms.fedavg import FedAvg
 from descant.algorithms.pfedbred import pFedBreD
 from descant.algorithms.pfedme import pFedMe
@@ -67,7 +66,10 @@ class Case:
 
     @property
     def grads_per_batch(self) -> int:
-        return grads_per_batch(self.algorithm)
+        """How many gradients the method takes of each batch."""
+        if isinstance(self.algorithm, pFedBreD):
+            return self.algorithm.K + 1  # mh: one more, at w, for the mean of the prior
+        return self.algorithm.K if isinstance(self.algorithm, pFedMe) else 1
 
     @property
     def widths(self) -> list[int]:
@@ -85,13 +87,6 @@ class Case:
         """How many models an evaluation tries on each row: the personal one, and the global one where it
         is another."""
         return 1 if isinstance(self.algorithm, FedAvg) else 2
-
-
-def grads_per_batch(algorithm: Algorithm) -> int:
-    """How many gradients a method takes of each batch."""
-    if isinstance(algorithm, pFedBreD):
-        return algorithm.K + 1  # mh: one more, at w, for the mean of the prior
-    return algorithm.K if isinstance(algorithm, pFedMe) else 1
 
 
 def fashion_mnist() -> tuple[Federation, bool]:

@@ -28,7 +28,7 @@ from descant.files import write_atomic
 from descant.pool import Federation
 
 BACKENDS = ("loop", "vectorised", "processes", "auto")
-REPETITIONS, QUICK_REPETITIONS = 7, 3
+REPETITIONS, QUICK_REPETITIONS = 5, 3
 LARGE = ("cnn2",)  # models of which a repetition does less
 BUSY = 0.5  # processes beside ours that make figures doubtful
 

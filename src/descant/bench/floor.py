@@ -27,6 +27,7 @@ Way: TypeAlias = Literal["threads", "processes"]
 WAYS: tuple[Way, ...] = ("processes", "threads")
 ELIGIBLE: tuple[Kind, ...] = ("products", "convolutions")
 HOPELESS = 2.0  # times the best: not to be tried any longer
+KEPT = 3  # arrangements that are run in every repetition: the trial may have been unlucky
 CHUNKS = (1, 2, 5, 10, 20)
 TRIAL = 2e9  # multiplications and additions of a trial, over all clients: some hundredths of a second
 
@@ -62,38 +63,37 @@ class Floor:
             self._workers.append(worker)
         torch.set_num_threads(cores)
         self._tried: dict[Any, list[Tried]] = {}
-        self._kept: dict[Way, Arrangement] = {}
-        self._won: Counter[Way] = Counter()
+        self._here: dict[Arrangement, Share] = {}  # what this process works on itself
+        self._kept: list[Arrangement] = []
+        self._won: Counter[Arrangement] = Counter()
 
     @property
     def note(self) -> str:
         """The arrangement that was the fastest most often."""
-        return str(self._kept[max(self._kept, key=lambda way: self._won[way])]) if self._kept else ""
+        return str(max(self._kept, key=lambda arrangement: self._won[arrangement])) if self._kept else ""
 
     def fit(self, shapes: Shapes) -> list[Tried]:
-        """Find the fastest arrangement of each way, or remember it. Fused and bare products are tried for
-        information: the floor is to update the weights, and in a step of its own, as optimizers do."""
-        self._shapes, self._won = shapes, Counter()
+        """Find the fastest arrangements, or remember them. Fused and bare products are tried for information:
+        the floor is to update the weights, and in a step of its own, as optimizers do."""
+        for arrangement in self._kept:
+            self._forget(arrangement)
+        self._shapes = shapes
         known = (shapes.layers, shapes.clients)
         if known not in self._tried:
             self._tried[known] = self._try_all()
-        tried = self._tried[known]
-        best = min(t.seconds for t in tried if t.arrangement.kind in ELIGIBLE)
-        self._kept = {}
-        for way in WAYS:
-            own = [t for t in tried if t.arrangement.way == way and t.arrangement.kind in ELIGIBLE]
-            arrangement, seconds = min(own, key=lambda t: t.seconds)
-            if seconds < HOPELESS * best:
-                self._kept[way] = arrangement
-                self._prepare(arrangement)
-        return tried
+        eligible = [t for t in self._tried[known] if t.arrangement.kind in ELIGIBLE]
+        fastest = sorted(eligible, key=lambda t: t.seconds)[:KEPT]
+        self._kept = [t.arrangement for t in fastest if t.seconds < HOPELESS * fastest[0].seconds]
+        self._won = Counter()
+        for arrangement in self._kept:
+            self._prepare(arrangement)
+        return self._tried[known]
 
     def _try_all(self) -> list[Tried]:
-        shapes, tried = self._shapes, []
+        shapes, tried, best = self._shapes, [], math.inf
         kinds = ELIGIBLE if any(layer.window is not None for layer in shapes.layers) else ELIGIBLE[:1]
         each = sum(layer.operations(BATCH) for layer in shapes.layers) * shapes.grads * shapes.clients
         trial = shapes.widths[: max(1, int(TRIAL / each))]
-        best = math.inf
         for way in WAYS:
             for kind in kinds:
                 for chunk in self._chunks(way):
@@ -104,7 +104,7 @@ class Floor:
         return tried + [self._try(fastest._replace(kind=kind), trial, math.inf) for kind in further]
 
     def round(self) -> Played:
-        """The products of a round, in each way that has a chance; the fastest counts."""
+        """The products of a round, in each arrangement that has a chance; the fastest counts."""
         return Played(self._fastest("train", self._shapes.widths), self._shapes.grad_steps)
 
     def evaluate(self) -> Scored:
@@ -130,38 +130,46 @@ class Floor:
         seconds = []
         for part in (widths[:1], widths, widths):
             steps = self._shapes._replace(widths=part).grad_steps
-            seconds.append(self._seconds(arrangement.way, "train", part) / steps)
+            seconds.append(self._seconds(arrangement, "train", part) / steps)
             if min(seconds) > limit:
                 break
+        self._forget(arrangement)
         return Tried(arrangement, min(seconds))
 
     def _prepare(self, arrangement: Arrangement) -> None:
         (way, kind, chunk), shapes = arrangement, self._shapes
         if way == "threads":
-            self._here = Share(shapes, kind, chunk, shapes.clients, shapes.evaluated)
-        else:
-            self._together([("prepare", shapes, kind, chunk, clients, evaluated) for clients, evaluated in
-                            zip(self._shares(shapes.clients), self._shares(shapes.evaluated), strict=True)])
+            self._here[arrangement] = Share(shapes, kind, chunk, shapes.clients, shapes.evaluated)
+            return
+        shares = zip(self._parts(shapes.clients), self._parts(shapes.evaluated), strict=True)
+        self._together([("prepare", arrangement, shapes, kind, chunk, *share) for share in shares])
 
-    def _shares(self, count: int) -> list[int]:
+    def _forget(self, arrangement: Arrangement) -> None:
+        if arrangement.way == "threads":
+            del self._here[arrangement]
+        else:
+            self._together([("forget", arrangement)] * self._cores)
+
+    def _parts(self, count: int) -> list[int]:
         """So many in nearly equal parts, one for each worker."""
         return [count // self._cores + (k < count % self._cores) for k in range(self._cores)]
 
     def _fastest(self, what: str, *arguments: Any) -> float:
-        seconds = {way: self._seconds(way, what, *arguments) for way in self._kept}
+        seconds = {arrangement: self._seconds(arrangement, what, *arguments) for arrangement in self._kept}
         best = min(seconds.values())
-        for way, found in seconds.items():
-            self._won[way] += found == best
-            if found > HOPELESS * best:
-                del self._kept[way]
+        for arrangement, found in seconds.items():
+            self._won[arrangement] += found == best
+            if found > 2 * HOPELESS * best:  # a hiccup, or the machine has become busy
+                self._kept.remove(arrangement)
+                self._forget(arrangement)
         return best
 
-    def _seconds(self, way: Way, what: str, *arguments: Any) -> float:
+    def _seconds(self, arrangement: Arrangement, what: str, *arguments: Any) -> float:
         start = time.perf_counter()
-        if way == "threads":
-            getattr(self._here, what)(*arguments)
+        if arrangement.way == "threads":
+            getattr(self._here[arrangement], what)(*arguments)
         else:
-            self._together([(what, *arguments)] * self._cores)
+            self._together([(what, arrangement, *arguments)] * self._cores)
         return time.perf_counter() - start
 
     def _together(self, each: list[tuple[Any, ...]]) -> None:
@@ -175,10 +183,12 @@ class Floor:
 def _serve(pipe: Connection) -> None:
     """The life of a worker of the floor."""
     torch.set_num_threads(1)
-    share: Share | None = None
-    for what, *arguments in orders(pipe):
+    shares: dict[Arrangement, Share] = {}
+    for what, arrangement, *arguments in orders(pipe):
         if what == "prepare":
-            share = Share(*arguments)
+            shares[arrangement] = Share(*arguments)
+        elif what == "forget":
+            del shares[arrangement]
         else:
-            getattr(share, what)(*arguments)
+            getattr(shares[arrangement], what)(*arguments)
         pipe.send(None)

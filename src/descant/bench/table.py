@@ -14,9 +14,11 @@ from descant.units import duration, size, times
 
 def show_case(console: Console, case: dict[str, Any], repetitions: int) -> None:
     """All sides of one case."""
+    from_fewer = f", evaluation from {case['evaluated_clients']}"
     table = _table(f"{case['method']} on {case['model']} ({times(case['parameters'], 'parameter')}): "
                    f"{times(case['cohort'], 'client')} x {case['batches_per_round']} batches, "
-                   f"{case['grad_steps_per_round']:,} gradient steps; median of {repetitions}")
+                   f"{case['grad_steps_per_round']:,} gradient steps; median of {repetitions}"
+                   f"{from_fewer if 0 < case['evaluated_clients'] < case['clients'] else ''}")
     table.add_column("side", no_wrap=True)
     for heading in ("µs per step", "times as fast as\nthe lean loop", "times the\nfloor",
                     f"evaluation of\n{times(case['clients'], 'client')}", "share of\na round",
