@@ -539,7 +539,7 @@ def a_run(rounds: int = 12, **train: object) -> SimpleNamespace:
     setup = SimpleNamespace(
         train=Train(rounds=rounds, **train), origin=None, algorithm=FedAvg(),
         federation=SimpleNamespace(population=9, notes=()), task=SimpleNamespace(dim=1))
-    return SimpleNamespace(setup=setup, rounds=0, directory=None)
+    return SimpleNamespace(setup=setup, rounds=0, directory=None, notes=[])
 
 
 def a_row(number: int, **more: object) -> dict:
@@ -566,6 +566,12 @@ def test_cautions_are_told() -> None:
     assert "caution: alpha = 0.2 with lam = 15: the steps diverge for any loss" in out
     assert "at most 0.133333" in out
     assert "caution: eta lam = 1.5: w overshoots theta; it needs eta <= 1 / lam = 0.0666667" in out
+
+
+def test_what_is_not_as_it_was_asked_for_is_told() -> None:
+    run = a_run(backend="vectorised", chunk=2)
+    run.notes = ["chunks were too large"]
+    assert "note: chunks were too large\n" in watched(run, [a_row(1)], [])
 
 
 def test_progress_in_lines():

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from descant.algorithms import ALGORITHMS
-from descant.engine import choose, device
+from descant.engine import choose, device, footprint
 from descant.engine.settings import Train
 from descant.engine.work import Work, to_score
 from descant.errors import UsageError
@@ -77,7 +77,7 @@ def test_results_come_back_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chunks_follow_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine(ALGORITHMS["fedavg"](), ragged(), "mclr") as e:
         work = e.training.work
-        each = device.bytes_per_client(work)
+        each = footprint.bytes_per_client(work)
         assert each > 8 * work.task.dim * 8
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (20 * each, 40 * each))
         assert device.chunk_by_memory(work) == 10

@@ -44,7 +44,7 @@ class Progress:
         self._say(_headline(run))
         if run.directory is not None:
             self._say(f"directory: {run.directory}")
-        for note in setup.federation.notes:
+        for note in (*setup.federation.notes, *run.notes):
             self._say(f"note: {note}")
         for caution in setup.algorithm.cautions():
             self._say(f"caution: {caution}")

@@ -33,6 +33,7 @@ class Backend(ABC):
     def __init__(self, work: Work, chunk: int) -> None:
         self.work = work
         self.chunk = chunk
+        self.notes: list[str] = []  # what people should know about how clients are run
 
     @abstractmethod
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +15,15 @@ from descant.algorithm import Message
 from descant.engine.backend import Backend, InProcess
 from descant.engine.batches import LocalWork
 from descant.engine.device import chunk_by_memory, require_device
-from descant.engine.processes import Processes, Templates
+from descant.engine.footprint import USED, bytes_per_client
+from descant.engine.memory import free_memory
+from descant.engine.processes import NoWorkers, Processes, Templates
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
 from descant.engine.work import CPU, Job, Work, to_score
 from descant.errors import UsageError
 from descant.tree import leaves, take
+from descant.units import size, times
 
 # A chunk's matrix of parameters should stay near the processor: more clients per chunk save nothing
 # once the arithmetic outweighs the overhead of an operation, and cost memory traffic.
@@ -58,41 +62,74 @@ def templates(training: Training) -> Templates:
 
 def fitted_chunk(work: Work) -> int:
     """How many clients to run together."""
-    bytes_per_client = work.task.dim * torch.finfo(work.task.dtype).bits // 8
-    return max(1, min(64, CHUNK_BYTES // bytes_per_client))
+    return max(1, min(64, CHUNK_BYTES // (work.task.dim * work.task.dtype.itemsize)))
+
+
+def cores() -> int:
+    """How many cores this process may use: of a shared machine not always all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
-    """The backend, the settings with every choice written down, and what was measured if it was."""
+    """The backend, with notes on what is not as it was asked for; the settings with every choice written
+    down; and what was measured if it was."""
     train, work = training.train, training.work
     require_device(train)
     forms = templates(training)
     population = work.federation.population
     cohort = population if train.participation == "all" else train.cohort_size(population)
-    workers = train.workers or os.cpu_count() or 1
+    workers = train.workers or cores()
     chunk = min(train.chunk or fitted_chunk(work), cohort)
     if work.device != CPU:
         chunk = 1 if train.backend == "loop" else min(train.chunk or chunk_by_memory(work), cohort)
         settled = dataclasses.replace(train, backend="loop" if chunk == 1 else "vectorised", chunk=chunk)
         return InProcess(work, chunk), settled, []
+    if train.backend == "ray":
+        return *_on_ray(work, train, cohort, chunk, forms), []
     measured: list[Measured] = []
-    name = train.backend
-    if name == "auto":
-        measured = measure(training, forms, cohort, chunk, workers)
-        best = min(measured, key=lambda m: m.seconds)
-        name, chunk = best.backend, best.chunk  # type: ignore[assignment]
-    elif name == "processes" and train.chunk is None:
+    notes: list[str] = []
+    name: str = train.backend
+    if name == "processes" and train.chunk is None:
         chunk = min(chunk, -(-cohort // workers))  # something for every worker
-    if name == "ray":
-        return *_on_ray(work, train, cohort, chunk, forms), measured
-    if name == "loop":
-        settled = dataclasses.replace(train, backend=name, chunk=None, workers=None)
-        return InProcess(work, 1), settled, measured
+    if name != "loop":
+        chunk = _that_fits(work, chunk, cohort, 1 if name == "vectorised" else workers, notes)
+    if name == "auto":
+        measured = measure(training, forms, cohort, chunk, workers, notes)
+        best = min(measured, key=lambda m: m.seconds)
+        name, chunk = best.backend, best.chunk
+    backend, settled = _made(work, train, name, chunk, workers, forms, notes)
+    backend.notes += notes
+    return backend, settled, measured
+
+
+def _made(work: Work, train: Train, name: str, chunk: int, workers: int, forms: Templates, notes: list[str]
+          ) -> tuple[Backend, Train]:
+    """The backend of that name; where there can be no workers, one without."""
+    if name == "processes":
+        if workers > (available := cores()):
+            notes.append(f"{workers} workers share {times(available, 'core')}: that makes nothing faster")
+        try:
+            backend = Processes(work, chunk, workers, forms)
+        except NoWorkers as error:
+            notes.append(f"there can be no worker processes ({error}): the clients are run in this one")
+            name = "vectorised" if chunk > 1 else "loop"
+        else:
+            return backend, dataclasses.replace(train, backend="processes", chunk=chunk, workers=workers)
     if name == "vectorised":
-        settled = dataclasses.replace(train, backend=name, chunk=chunk, workers=None)
-        return InProcess(work, chunk), settled, measured
-    settled = dataclasses.replace(train, backend="processes", chunk=chunk, workers=workers)
-    return Processes(work, chunk, workers, forms), settled, measured
+        settled = dataclasses.replace(train, backend="vectorised", chunk=chunk, workers=None)
+        return InProcess(work, chunk), settled
+    return InProcess(work, 1), dataclasses.replace(train, backend="loop", chunk=None, workers=None)
+
+
+def _that_fits(work: Work, chunk: int, cohort: int, workers: int, notes: list[str]) -> int:
+    """The chunk, or a smaller one if the memory that is free does not hold so many clients at once."""
+    free, at_once = free_memory(), min(cohort, workers * chunk)
+    if free is None or chunk == 1 or at_once * (each := bytes_per_client(work)) <= USED * free:
+        return chunk
+    fits = max(1, int(USED * free) // each // workers)
+    notes.append(f"chunks of {times(chunk, 'client')} would take about {size(at_once * each)} of memory, and "
+                 f"{size(free)} are free: the chunk is {fits}")
+    return fits
 
 
 def _on_ray(work: Work, train: Train, cohort: int, chunk: int, forms: Templates) -> tuple[Backend, Train]:
@@ -107,7 +144,8 @@ def _on_ray(work: Work, train: Train, cohort: int, chunk: int, forms: Templates)
     return backend, dataclasses.replace(train, chunk=backend.chunk, workers=backend.shards)
 
 
-def measure(training: Training, forms: Templates, cohort: int, chunk: int, workers: int) -> list[Measured]:
+def measure(training: Training, forms: Templates, cohort: int, chunk: int, workers: int, notes: list[str]
+            ) -> list[Measured]:
     """Time a few batches of the first cohort in each way that can pay."""
     work, algorithm = training.work, training.work.algorithm
     probe = dataclasses.replace(work, local=LocalWork(steps=PROBE_STEPS))
@@ -127,12 +165,12 @@ def measure(training: Training, forms: Templates, cohort: int, chunk: int, worke
     best = min(found, key=lambda m: m.seconds)
     per_worker = min(best.chunk, -(-cohort // workers))
     if workers > 1 and cohort > 1:
-        processes = Processes(probe, per_worker, workers, forms)
         try:
-            found.append(Measured("processes", per_worker, workers,
-                                  seconds(processes, min(cohort, workers * per_worker))))
-        finally:
-            processes.close()
+            with closing(Processes(probe, per_worker, workers, forms)) as processes:
+                cost = seconds(processes, min(cohort, workers * per_worker))
+            found.append(Measured("processes", per_worker, workers, cost))
+        except NoWorkers as error:
+            notes.append(f"there can be no worker processes ({error})")
     return found
 
 

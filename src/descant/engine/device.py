@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from descant.engine.footprint import USED, bytes_per_client
 from descant.engine.settings import Train
 from descant.engine.work import CPU, Work
 from descant.errors import UsageError
-
-# Of a client's vectors: message, state, model, gradient, what comes of a step, upload and state again.
-VECTORS = 8
-# Numbers that a network keeps for its backward pass, per number of a sample: what the usual ones need.
-ACTIVATIONS = 64
-USED = 0.5  # share of the free memory that a chunk may take
 
 
 def require_device(train: Train) -> None:
@@ -35,11 +30,3 @@ def chunk_by_memory(work: Work) -> int:
     """How many clients fit into the free memory of the work's device."""
     free, _ = torch.cuda.mem_get_info(work.device)
     return max(1, int(USED * free) // bytes_per_client(work))
-
-
-def bytes_per_client(work: Work) -> int:
-    """What a client takes in a chunk, roughly."""
-    sizes = work.federation.train.sizes
-    batch = int(sizes.max()) if work.batch == "full" else work.batch
-    numbers = VECTORS * work.task.dim + ACTIVATIONS * batch * work.federation.x[0].numel()
-    return numbers * work.task.dtype.itemsize

@@ -2,12 +2,15 @@
 
 The pool of samples is in memory that all processes share (forked pages, or torch's shared memory);
 what a chunk needs and gives travels through one shared buffer per worker, and only a few words through
-a pipe. On Linux workers are forked, so that modules and methods defined in a notebook work too.
+a pipe. On Linux workers are forked, so that modules and methods defined in a notebook work too, and the
+buffers are memory without a name, which children inherit: /dev/shm is small in containers, and touching
+what it cannot hold ends a process without a word.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import multiprocessing
 import signal
 import sys
@@ -22,12 +25,14 @@ from torch import Tensor
 
 from descant.algorithm import Message
 from descant.engine.backend import Backend
-from descant.engine.memory import keep_freed_memory
+from descant.engine.memory import free_memory, keep_freed_memory
 from descant.engine.work import Job, Outcome, Work, gather
 from descant.errors import DescantError
 from descant.tree import Tree, leaves, map_tree, nbytes, rebuild, take
+from descant.units import size
 
 _ALIGN = 64
+_START = "fork" if sys.platform == "linux" else "spawn"
 
 
 class Slot(NamedTuple):
@@ -44,26 +49,39 @@ class Templates(NamedTuple):
     state: Tree
 
 
+class NoWorkers(DescantError):
+    """Worker processes cannot be had here; the message says why."""
+
+
 class Processes(Backend):
     def __init__(self, work: Work, chunk: int, workers: int, templates: Templates) -> None:
         super().__init__(work, chunk)
         self._templates = templates
-        context: Any = torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         given = max(_room(m.shared, 1) + _room(m.each, chunk) for m in templates.messages.values())
         given += _room(templates.state, chunk)
         made = max(_room(template, chunk) for template in work.templates.values())
         self._workers: list[Any] = []
         self._pipes: list[Connection] = []
         self._slots: list[Slot] = []
-        for _ in range(workers):
-            slot = Slot(*(torch.zeros(size, dtype=torch.uint8).share_memory_() for size in (given, made)))
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(work, templates, slot, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append(process)
-            self._pipes.append(ours)
-            self._slots.append(slot)
+        needed, free = workers * (given + made), free_memory()
+        if free is not None and needed > free:
+            raise NoWorkers(f"their buffers would take {size(needed)}, and {size(free)} of memory are free")
+        try:
+            for _ in range(workers):
+                self._add_worker(Slot(_shared(given), _shared(made)))
+        except OSError as error:
+            self.close()
+            raise NoWorkers(error.strerror or str(error)) from None
+
+    def _add_worker(self, slot: Slot) -> None:
+        context: Any = torch.multiprocessing.get_context(_START)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(self.work, self._templates, slot, theirs), daemon=True)
+        self._pipes.append(ours)
+        self._slots.append(slot)
+        process.start()
+        self._workers.append(process)
+        theirs.close()
 
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         waiting = deque(self._chunks(clients))
@@ -160,6 +178,17 @@ def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return outcome._replace(values=())
+
+
+def _shared(length: int) -> Tensor:
+    """A buffer that workers see too."""
+    if _START == "fork":
+        return torch.frombuffer(mmap.mmap(-1, length), dtype=torch.uint8)
+    try:
+        buffer: Tensor = torch.zeros(length, dtype=torch.uint8).share_memory_()
+        return buffer
+    except RuntimeError as error:
+        raise OSError(str(error).splitlines()[0]) from None
 
 
 def _rows(template: Tree, count: int) -> Tree:

@@ -55,7 +55,7 @@ class Observer(Protocol):
 
 class Silent:
     def started(self, run: Run, measured: list[Measured]) -> None:
-        for caution in run.setup.algorithm.cautions():
+        for caution in (*run.setup.algorithm.cautions(), *run.notes):
             warnings.warn(caution, stacklevel=5)
 
     def played(self, row: dict[str, Any]) -> None:
@@ -99,10 +99,11 @@ class Setup:
         return layout.tables(self.origin, self.algorithm, self.train, self.eval)
 
     def identity(self) -> dict[str, Any]:
-        """What two parts of one run must share. The number of rounds may grow, and the cluster may move."""
+        """What two parts of one run must share. The number of rounds may grow, the cluster may move, and how
+        clients are run may change where there is less of everything: results agree to rounding."""
         tables = self.tables()
-        tables["train"].pop("rounds")
-        tables["train"].pop("ray_address", None)
+        for name in ("rounds", "ray_address", "backend", "chunk", "workers"):
+            tables["train"].pop(name, None)
         parts = {"config": tables, "federation": self.federation.fingerprint(),
                  "initial model and loss": self.task.fingerprint()}
         plain: dict[str, Any] = json.loads(json.dumps(parts))
@@ -116,6 +117,7 @@ class Run:
         self.setup = setup
         self.directory = directory
         self.history: list[dict[str, Any]] = []  # one row a round, as in metrics.jsonl
+        self.notes: list[str] = []  # what is not as it was asked for in how clients are run
         self._work = setup.work()
         kept = None if directory is None else directory / "checkpoint"
         self._training = Training(self._work, setup.train, None if kept is None else kept / "clients",
@@ -294,7 +296,7 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
             if begun:
                 run.restore()
                 layout.truncate(out, run.rounds)
-            if settled.train.rounds > planned:
+            if settled.train.rounds > planned or settled.train != setup.train:
                 layout.write_config(out, settled.tables())
             return _finish(run, backend, observer, measured)
 
@@ -318,6 +320,7 @@ def _settle(setup: Setup) -> tuple[Backend, Setup, list[Measured]]:
 
 def _finish(run: Run, backend: Backend, observer: Observer | None, measured: list[Measured]) -> Run:
     observer = observer or Silent()
+    run.notes = backend.notes
     observer.started(run, measured)
     try:
         run.drive(backend, observer)
