@@ -16,7 +16,7 @@ from rich.console import Console
 
 from descant.bench import growth, results
 from descant.bench.apart import Apart
-from descant.bench.case import CLIENTS, EPOCH, METHODS, MODELS, Case, fashion_mnist
+from descant.bench.case import CLIENTS, COHORT, EPOCH, METHODS, MODELS, Case, fashion_mnist
 from descant.bench.contest import compete
 from descant.bench.floor import Floor
 from descant.bench.picture import draw
@@ -26,6 +26,7 @@ from descant.engine.settings import Train
 from descant.errors import UsageError, unknown
 from descant.files import write_atomic
 from descant.pool import Federation
+from descant.units import times
 
 BACKENDS = ("loop", "vectorised", "processes", "auto")
 REPETITIONS, QUICK_REPETITIONS = 5, 3
@@ -92,25 +93,27 @@ def bench(console: Console, *, quick: bool, out: Path, methods: str | None, mode
 def plan(federation: Federation, methods: tuple[str, ...], models: tuple[str, ...], quick: bool
          ) -> Iterator[Case]:
     """All methods on all models. Of a large model, a repetition does a third of an epoch's gradient steps
-    and evaluates a fifth of the clients. A quick benchmark does as little of all models, and has one method
-    less for each further one."""
+    and evaluates a fifth of the clients. A quick benchmark does as little of all models, even less of large
+    ones, and has one method less for each further model."""
     for k, model in enumerate(models):
         for method in methods[: max(1, len(methods) - k)] if quick else methods:
             whole = Case(method, model, federation)
-            epoch = EPOCH / whole.grads_per_batch  # batches with as many gradients as FedAvg's 27
-            if model in LARGE:
-                yield replace(whole, batches=max(2, int(epoch / (10 if quick else 3))),
-                              evaluated=0 if quick else CLIENTS // 5)
+            epoch = EPOCH // whole.grads_per_batch  # batches with as many gradients as FedAvg's 27
+            if model in LARGE and quick:
+                yield replace(whole, cohort=COHORT // 2, batches=2, evaluated=0)
+            elif model in LARGE:
+                yield replace(whole, batches=max(2, epoch // 3), evaluated=CLIENTS // 5)
             elif quick:
-                yield replace(whole, batches=max(5, int(epoch)), evaluated=CLIENTS // 5)
+                yield replace(whole, batches=epoch, evaluated=CLIENTS // 5)
             else:
                 yield whole
 
 
 def _introduce(console: Console, machine: dict[str, Any], is_real: bool) -> None:
     data = "Fashion-MNIST" if is_real else "random data in the shape of Fashion-MNIST"
-    lines = [f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}",
-             f"{data}, {CLIENTS} clients"]
+    lines = [f"{machine['processor']}, {times(machine['cores'], 'core')}, torch {machine['torch']}; {data}",
+             "lean loop: plain PyTorch, one client after another, one thread; floor: nothing but the matrix "
+             "products and the SGD update, on all cores"]
     if machine["load_at_start"] is not None and machine["load_at_start"] > BUSY:
         lines.append(f"caution: other processes are at work (load {machine['load_at_start']:.1f}): "
                      "trust no figure to 30 %")

@@ -23,7 +23,8 @@ TARGET_METHODS, TARGET_CORES = ("fedavg", "pfedme"), 2
 
 
 def cores() -> int:
-    return os.cpu_count() or 1
+    """How many cores this process may use: of a shared machine not always all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def load() -> float | None:
