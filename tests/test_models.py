@@ -160,10 +160,10 @@ def both_ways(work: Work, clients: Any = (0, 1, 2, 3, 4)) -> tuple[Any, Any]:
     with engine(work.algorithm, work.federation, work.task, batch=work.batch, local=work.local) as e:
         message = work.algorithm.broadcast(e.server, e.training.round_of(everyone))
         states = e.training.store.read(everyone)
-    together, steps = work._together("local", everyone, 1, message, states)
+    together, meter = work._together("local", everyone, 1, message, states)
     alone = work._one_by_one("local", everyone, 1, message, states)
     assert not alone.failed
-    assert steps == alone.grad_steps > 0
+    assert meter.grad_steps == alone.grad_steps > 0
     return together, alone.values
 
 
