@@ -125,15 +125,15 @@ def _introduce(console: Console, machine: dict[str, Any], is_real: bool) -> None
 def _bar(console: Console, total: int) -> Iterator[Callable[[str], Callable[[str], None]]]:
     """A bar over the cases; gives a function that begins the next, which gives one that says what is done.
     It is redrawn only when something is said: a thread of its own would take time from whoever is timed."""
-    bar = bars.Progress(bars.TextColumn("case {task.completed:.0f}/{task.total:.0f}", markup=False),
+    bar = bars.Progress(bars.TextColumn("{task.completed:.0f}/{task.total:.0f} cases", markup=False),
                         bars.BarColumn(), bars.TextColumn("{task.description}", markup=False),
                         bars.TimeElapsedColumn(), console=console, transient=True, auto_refresh=False,
                         disable=not console.is_interactive)
     with bar:
-        task = bar.add_task("", total=total, completed=-1)
+        task = bar.add_task("", total=total, completed=-1, visible=False)
 
         def begin(title: str) -> Callable[[str], None]:
-            bar.advance(task)
+            bar.update(task, advance=1, visible=True)
 
             def say(text: str) -> None:
                 bar.update(task, description=f"{title}, {text}")

@@ -46,7 +46,7 @@ class Batches(NamedTuple):
 
 
 class Lean:
-    note = "one thread"
+    note = ""
 
     def __init__(self, case: Case) -> None:
         task, federation = case.task, case.federation

@@ -9,33 +9,32 @@ from rich.console import Console
 from rich.table import Table
 
 from descant.bench.contest import FLOOR, LEAN
-from descant.units import duration, size, times
+from descant.units import size, times
 
 
 def show_case(console: Console, case: dict[str, Any], repetitions: int) -> None:
     """All sides of one case."""
-    from_fewer = f", evaluation from {case['evaluated_clients']}"
+    few = 0 < case["evaluated_clients"] < case["clients"]
     table = _table(f"{case['method']} on {case['model']} ({times(case['parameters'], 'parameter')}): "
                    f"{times(case['cohort'], 'client')} x {case['batches_per_round']} batches, "
                    f"{case['grad_steps_per_round']:,} gradient steps; median of {repetitions}"
-                   f"{from_fewer if 0 < case['evaluated_clients'] < case['clients'] else ''}")
+                   f"{', evaluation from ' + times(case['evaluated_clients'], 'client') if few else ''}")
     table.add_column("side", no_wrap=True)
-    for heading in ("µs per step", "times as fast as\nthe lean loop", "times the\nfloor",
-                    f"evaluation of\n{times(case['clients'], 'client')}", "share of\na round",
-                    "peak\nmemory"):
+    for heading in ("µs per\nstep", "times as fast\nas lean loop", "times the\nfloor",
+                    f"ms to score\n{times(case['clients'], 'client')}", "share of\na round", "peak\nmemory"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("how")
     for name, side in case["sides"].items():
         share = side.get("evaluation_share_of_round")
         table.add_row(
             name, _digits(side["us_per_step"]),
             "" if name in (LEAN, FLOOR) else f"{side['times_as_fast_as_lean_loop']:.2f}",
             "" if name == FLOOR else _ratio(side["times_the_floor"]),
-            duration(side["evaluation_ms"] / 1e3) if "evaluation_ms" in side else "",
+            _digits(side["evaluation_ms"]) if "evaluation_ms" in side else "",
             "" if share is None or name == FLOOR else f"{share:.0%}",
-            "" if side["peak_memory_bytes"] is None else size(side["peak_memory_bytes"]), side["note"])
+            "" if side["peak_memory_bytes"] is None else size(side["peak_memory_bytes"]))
     console.print(table)
-    console.print()
+    notes = {name: side["note"] for name, side in case["sides"].items() if side["note"]}
+    console.print("; ".join(f"{name}: {note}" for name, note in notes.items()) + "\n")
 
 
 def show_growth(console: Console, growth: dict[str, list[dict[str, Any]]]) -> None:
