@@ -308,7 +308,8 @@ def bench(
         help="Of mclr, dnn and cnn2. Without it: all.")] = None,
     backends: Annotated[str | None, typer.Option(
         "--backends", metavar="NAME,...", show_default=False,
-        help="As in train.backend. Without it: loop, vectorised, processes and auto.")] = None,
+        help="As in train.backend. Without it: loop (but not with --quick), vectorised, processes and auto."
+        )] = None,
     repetitions: Annotated[int | None, typer.Option(
         "--repetitions", metavar="N", min=1, show_default=False,
         help="How often each side takes its turn. Without it: 5, or 3 with --quick.")] = None,

@@ -29,6 +29,7 @@ from descant.pool import Federation
 from descant.units import times
 
 BACKENDS = ("loop", "vectorised", "processes", "auto")
+QUICK_BACKENDS = BACKENDS[1:]
 REPETITIONS, QUICK_REPETITIONS = 5, 3
 LARGE = ("cnn2",)  # models of which a repetition does less
 BUSY = 0.5  # processes beside ours that make figures doubtful
@@ -53,8 +54,8 @@ def bench(console: Console, *, quick: bool, out: Path, methods: str | None, mode
     """Run the benchmark and keep its figures in `out`."""
     kept_methods = chosen("method", methods, tuple(METHODS), METHODS)
     kept_models = chosen("model", models, MODELS, MODELS)
-    kept_backends = chosen("backend", backends, BACKENDS, typing.get_args(
-        typing.get_type_hints(Train)["backend"]))
+    kept_backends = chosen("backend", backends, QUICK_BACKENDS if quick else BACKENDS,
+                           typing.get_args(typing.get_type_hints(Train)["backend"]))
     repetitions = repetitions or (QUICK_REPETITIONS if quick else REPETITIONS)
     try:
         out.mkdir(parents=True, exist_ok=True)
