@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--rows", type=int, default=10, help="of each client")
     parser.add_argument("--steps", type=int, default=5, help="of each client in a round")
-    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--backend", default="vectorised", help="the same for all, lest unlike is compared")
     parser.add_argument("--out", type=Path, help="where run directories are made, and removed")
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)  # in this process, printed as JSON
     wanted = parser.parse_args()
