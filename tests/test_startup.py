@@ -16,6 +16,8 @@ from descant.data.datasets import Digits
 SLOW = ["matplotlib", "sklearn", "scipy", "sympy", "torch._dynamo", "torch._inductor", "ray"]
 PROGRAM = """
 import json, sys, time
+import torch
+start = time.process_time()
 from descant import cli
 from descant.experiment import run
 
@@ -24,7 +26,7 @@ play = run.Training.play
 def watched(training, backend):
     report = play(training, backend)
     print(json.dumps([name for name in {slow} if name in sys.modules]), file=sys.stderr)
-    print(time.process_time(), file=sys.stderr)
+    print(time.process_time() - start, file=sys.stderr)
     return report
 
 run.Training.play = watched
@@ -50,4 +52,4 @@ def test_the_first_round_does_not_wait_for_what_it_does_not_need(tmp_path, model
     assert result.returncode == 0, result.stderr
     imported, seconds = result.stderr.splitlines()
     assert json.loads(imported) == []
-    assert float(seconds) < 4  # of processor time, the first round included
+    assert float(seconds) < 2  # of processor time besides torch's own import, the first round included
