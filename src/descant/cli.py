@@ -313,6 +313,8 @@ def bench(
     repetitions: Annotated[int | None, typer.Option(
         "--repetitions", metavar="N", min=1, show_default=False,
         help="How often each side takes its turn. Without it: 5, or 3 with --quick.")] = None,
+    no_growth: Annotated[bool, typer.Option(
+        "--no-growth", help="Leave out how cost grows with clients, cohort and model.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Measure how fast descant is here, beside a hand-written PyTorch loop and beside the bare arithmetic.
@@ -332,7 +334,7 @@ def bench(
         from descant.bench.command import bench as measure
 
         measure(_console(), quick=quick, out=out, methods=methods, models=models, backends=backends,
-                repetitions=repetitions)
+                repetitions=repetitions, no_growth=no_growth)
 
 
 @app.command(name="list")

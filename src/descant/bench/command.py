@@ -50,12 +50,13 @@ def chosen(kind: str, names: str | None, usual: tuple[str, ...], known: typing.I
 
 
 def bench(console: Console, *, quick: bool, out: Path, methods: str | None, models: str | None,
-          backends: str | None, repetitions: int | None) -> None:
+          backends: str | None, repetitions: int | None, no_growth: bool) -> None:
     """Run the benchmark and keep its figures in `out`."""
     kept_methods = chosen("method", methods, tuple(METHODS), METHODS)
     kept_models = chosen("model", models, MODELS, MODELS)
     kept_backends = chosen("backend", backends, QUICK_BACKENDS if quick else BACKENDS,
                            typing.get_args(typing.get_type_hints(Train)["backend"]))
+    grows = not (quick or no_growth)
     repetitions = repetitions or (QUICK_REPETITIONS if quick else REPETITIONS)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -71,12 +72,12 @@ def bench(console: Console, *, quick: bool, out: Path, methods: str | None, mode
         cases = [*plan(federation, kept_methods, kept_models, quick)]
         found: dict[str, Any] = {"machine": machine, "real_data": is_real, "quick": quick,
                                  "repetitions": repetitions, "cases": [], "growth": {}}
-        with _bar(console, len(cases) + (0 if quick else growth.COUNT)) as done:
+        with _bar(console, len(cases) + (growth.COUNT if grows else 0)) as done:
             for case in cases:
                 told = done(f"{case.method} on {case.model}")
                 found["cases"].append(results.dump(compete(case, kept_backends, repetitions, floor, told)))
                 show_case(console, found["cases"][-1], repetitions)
-            for point in () if quick else growth.points():
+            for point in growth.points() if grows else ():
                 told = done(f"{point.at:,} {point.curve}")
                 found["growth"].setdefault(point.curve, []).append({"at": point.at, **results.dump(compete(
                     point.case, growth.BACKENDS, growth.REPETITIONS,
