@@ -27,9 +27,12 @@ Way: TypeAlias = Literal["threads", "processes"]
 WAYS: tuple[Way, ...] = ("processes", "threads")
 ELIGIBLE: tuple[Kind, ...] = ("products", "convolutions")
 HOPELESS = 2.0  # times the best: not to be tried any longer
-KEPT = 3  # arrangements that are run in every repetition: the trial may have been unlucky
+# Arrangements that are run in every repetition, because a trial may have been lucky or unlucky: threads are
+# the first to suffer when the machine is not ours alone
+KEPT: dict[Way, int] = {"processes": 3, "threads": 1}
 CHUNKS = (1, 2, 5, 10, 20)
 TRIAL = 2e9  # multiplications and additions of a trial, over all clients: some hundredths of a second
+SPENT = 0.2  # seconds for the trials of an arrangement, at least
 
 
 class Arrangement(NamedTuple):
@@ -82,8 +85,10 @@ class Floor:
         if known not in self._tried:
             self._tried[known] = self._try_all()
         eligible = [t for t in self._tried[known] if t.arrangement.kind in ELIGIBLE]
-        fastest = sorted(eligible, key=lambda t: t.seconds)[:KEPT]
-        self._kept = [t.arrangement for t in fastest if t.seconds < HOPELESS * fastest[0].seconds]
+        fastest = sorted(eligible, key=lambda t: t.seconds)
+        self._kept = []
+        for way, count in KEPT.items():
+            self._kept += [t.arrangement for t in fastest if t.arrangement.way == way][:count]
         self._won = Counter()
         for arrangement in self._kept:
             self._prepare(arrangement)
@@ -124,17 +129,17 @@ class Floor:
         return [size for size in CHUNKS if size == 1 or (size <= clients and size * room <= ROOM)]
 
     def _try(self, arrangement: Arrangement, widths: tuple[int, ...], limit: float) -> Tried:
-        """The best of some, or the first if it is beyond the limit: threads that wait for each other on a
+        """The best of many, or the first if it is beyond the limit: threads that wait for each other on a
         busy machine can take a hundred times as long."""
         self._prepare(arrangement)
-        seconds = []
-        for part in (widths[:1], widths, widths):
-            steps = self._shapes._replace(widths=part).grad_steps
-            seconds.append(self._seconds(arrangement, "train", part) / steps)
-            if min(seconds) > limit:
-                break
+        one = self._shapes._replace(widths=widths[:1])
+        best = self._seconds(arrangement, "train", one.widths) / one.grad_steps
+        began = time.perf_counter()
+        while best <= limit and time.perf_counter() - began < SPENT:
+            seconds = self._seconds(arrangement, "train", widths)
+            best = min(best, seconds / self._shapes._replace(widths=widths).grad_steps)
         self._forget(arrangement)
-        return Tried(arrangement, min(seconds))
+        return Tried(arrangement, best)
 
     def _prepare(self, arrangement: Arrangement) -> None:
         (way, kind, chunk), shapes = arrangement, self._shapes
@@ -159,7 +164,7 @@ class Floor:
         best = min(seconds.values())
         for arrangement, found in seconds.items():
             self._won[arrangement] += found == best
-            if found > 2 * HOPELESS * best:  # a hiccup, or the machine has become busy
+            if found > HOPELESS * best and arrangement.way == "threads":
                 self._kept.remove(arrangement)
                 self._forget(arrangement)
         return best
