@@ -7,6 +7,7 @@ the arrays only with `write`, after whoever keeps a journal has made them safe.
 
 from __future__ import annotations
 
+import mmap
 import os
 import zlib
 from collections.abc import Iterable
@@ -35,8 +36,14 @@ class Array(Protocol):
 
 class MemoryArray:
     def __init__(self, template: Tensor, population: int) -> None:
-        # zeros come from the system page by page, when they are touched
-        self._rows = np.zeros((population, *template.shape), template.numpy().dtype)
+        # Zeros come from the system page by page, when they are touched; in small pages, else the first
+        # row of a client would fetch two megabytes.
+        dtype = template.numpy().dtype
+        memory = mmap.mmap(-1, max(1, population * template.numel() * template.element_size()))
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        rows = np.frombuffer(memory, dtype, population * template.numel())
+        self._rows = rows.reshape(population, *template.shape)
 
     def read(self, clients: np.ndarray) -> Tensor:
         return torch.from_numpy(self._rows[clients])
