@@ -135,7 +135,7 @@ def carry_out(planned: list[Planned], jobs: int, progress: Callable[[int], None]
     missing = [run for run in planned if not run.done]
     failed: list[tuple[Planned, str]] = []
     context = multiprocessing.get_context("spawn")  # a progress bar's thread forbids forking
-    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet) as pool:
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet, initargs=(os.getpid(),)) as pool:
         try:
             waiting = {pool.submit(_play, run): run for run in missing}
             while waiting:
@@ -154,11 +154,11 @@ def carry_out(planned: list[Planned], jobs: int, progress: Callable[[int], None]
     return failed
 
 
-def _quiet() -> None:
-    """Workers are stopped by their parent: a Ctrl-C is its business. If it is killed, they end by themselves,
-    lest they hold their runs' directories."""
+def _quiet(parent: int) -> None:
+    """Workers are stopped by their parent: a Ctrl-C is its business. If it is killed, perhaps before a worker
+    has come this far, they end by themselves, lest they hold their runs' directories."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: int) -> None:
