@@ -135,7 +135,8 @@ def carry_out(planned: list[Planned], jobs: int, progress: Callable[[int], None]
     missing = [run for run in planned if not run.done]
     failed: list[tuple[Planned, str]] = []
     context = multiprocessing.get_context("spawn")  # a progress bar's thread forbids forking
-    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet, initargs=(os.getpid(),)) as pool:
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet,
+                                                initargs=(os.getpid(),)) as pool:
         try:
             waiting = {pool.submit(_play, run): run for run in missing}
             while waiting:
