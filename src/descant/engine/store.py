@@ -39,7 +39,8 @@ class MemoryArray:
         # Zeros come from the system page by page, when they are touched; in small pages, else the first
         # row of a client would fetch two megabytes.
         dtype = template.numpy().dtype
-        memory = mmap.mmap(-1, max(1, population * template.numel() * template.element_size()))
+        size = max(1, population * template.numel() * template.element_size())
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         rows = np.frombuffer(memory, dtype, population * template.numel())
