@@ -155,7 +155,8 @@ def test_a_network_with_a_hidden_layer_is_not_convex() -> None:
 
 
 def test_pilot_solutions_minimise() -> None:
-    """(H + ridge)^-1 H a for a quadratic; a vanishing gradient for softmax regression."""
+    """(H + ridge)^-1 H a for a quadratic; a vanishing gradient for softmax regression: a line search sees
+    values to 1e-16, and so gradients to the square root of that."""
     federation = quadratics(3)
     task = make_task("quadratic", federation, dtype=DOUBLE)
     H, a = federation.truth["H"][2], federation.truth["optima"][2]
@@ -163,7 +164,7 @@ def test_pilot_solutions_minimise() -> None:
     near(found.theta, torch.linalg.solve(H + 0.3 * torch.eye(4, dtype=DOUBLE), H @ a), 1e-8)
     task, batch = linear_task("cross_entropy", 3), Batch(random(30, 3), targets("cross_entropy", 3, 30))
     found = minimise(task, batch, 0.1, 200)
-    assert float((task.grad(found, batch).theta + 0.1 * found.theta).norm()) < 1e-8
+    assert float((task.grad(found, batch).theta + 0.1 * found.theta).norm()) < 1e-7
 
 
 def test_rho_is_the_size_of_single_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

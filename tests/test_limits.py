@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import multiprocessing
 import multiprocessing.process
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,7 +148,7 @@ def full(*args: Any, **kwargs: Any) -> Any:
 def hamper(what: str, patch: pytest.MonkeyPatch) -> None:
     """Let there be no workers."""
     if what == "mmap":
-        patch.setattr(mmap, "mmap", full)
+        patch.setattr(processes, "mmap", SimpleNamespace(mmap=full))  # the store's maps are its own affair
     elif what == "memory":
         patch.setattr(processes, "free_memory", lambda: 100)
     else:
