@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.func import debug_unwrap
 
 try:
     from torch._C._functorch import (
@@ -66,3 +67,8 @@ def over_clients(work: Callable[..., tuple[Tensor, ...]], *own: Tensor | None) -
     finally:
         push_dynamic_layer_stack(layer)
     return tuple([_add_batch_dim(t, 0, level) for t in found])
+
+
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Whether any tensor stands for several clients (vmap), or is being differentiated already."""
+    return any(t is not None and debug_unwrap(t) is not t for t in tensors)

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import debug_unwrap, functional_call, grad
+from torch.func import functional_call, grad
 
 from descant import meter, random
 from descant.chain import Chain
 from descant.errors import UsageError, unknown
 from descant.layers import Context, rewire
-from descant.lift import over_clients
+from descant.lift import is_transformed, over_clients
 from descant.losses import LOSSES, SLOPED, Loss, LossName
 from descant.metrics import (
     CLASSIFICATION,
@@ -118,7 +118,7 @@ class Task(ABC):
             loss = _mean(losses, batch.weight)
             return loss, (loss.detach(), stats.detach())
 
-        if _is_transformed(*model, *batch):
+        if is_transformed(*model, *batch):
             gradient, (loss, stats) = grad(objective, has_aux=True)(model.theta)
             return Gradient(loss, gradient, stats)
         with torch.enable_grad():  # the same for ONE client alone, at half the cost
@@ -347,11 +347,6 @@ def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype == torch.uint8:
         return x.to(dtype).mul_(1 / 255)
     return x
-
-
-def _is_transformed(*tensors: Tensor | None) -> bool:
-    """Whether any tensor stands for several clients (vmap), or is being differentiated already."""
-    return any(t is not None and debug_unwrap(t) is not t for t in tensors)
 
 
 def _first_line(error: Exception) -> str:

@@ -54,7 +54,8 @@ class LocalWork(Checked):
         whole, rest = divmod(size, batch)
         epoch = np.array([batch] * whole + [rest] * (rest > 0), np.int64)
         steps = self.steps if self.epochs is None else self.epochs * len(epoch)
-        assert steps is not None
+        if not steps:
+            return epoch[:0]
         return np.resize(epoch, steps * per_step)
 
 

@@ -23,6 +23,7 @@ from descant.algorithm import Algorithm, Message
 from descant.division import SplitName
 from descant.engine.batches import LocalWork, Plan, View, plan_chunk
 from descant.errors import DescantError
+from descant.lift import is_transformed
 from descant.meter import Meter, metered
 from descant.pool import Federation
 from descant.task import Task
@@ -260,7 +261,8 @@ def _score_newcomer(work: Work, message: Message, state: Tree, data: View, meter
 def _scored(work: Work, personal: Tree, model: Tree, data: View) -> Scored:
     """Personal model and model for all, each sample being looked up once."""
     predict: list[Callable[[Tensor], Tensor]] = [partial(work.algorithm.predict, work.task, personal)]
-    if model != ():
+    is_same = model != () and _is_same(work, personal, model)
+    if model != () and not is_same:
         predict.append(partial(work.task.predict, model))
 
     def tallies(split: SplitName) -> list[Tensor]:
@@ -268,10 +270,21 @@ def _scored(work: Work, personal: Tree, model: Tree, data: View) -> Scored:
         targets = data.targets(split, with_x=work.task.scores_need_x)
         return [work.task.tally(torch.cat(blocks), targets) for blocks in zip(*outputs, strict=True)]
 
-    each = zip(tallies("validation"), tallies("test"), strict=True)
+    test = tallies("test")
+    # nothing adds up to nothing
+    some = len(work.federation.validation.indices)
+    validation = tallies("validation") if some else [torch.zeros_like(each) for each in test]
     errors = [_error(work, personal, data.truth), torch.full((), torch.nan, dtype=work.task.dtype)]
-    scores = [Scores(*both, error) for both, error in zip(each, errors, strict=False)]
-    return Scored(scores[0], scores[1] if len(scores) == 2 else ())
+    scores = [Scores(*each) for each in zip(validation, test, errors, strict=False)]
+    if model == ():
+        return Scored(scores[0], ())
+    return Scored(scores[0], scores[0]._replace(error=errors[1]) if is_same else scores[1])
+
+
+def _is_same(work: Work, personal: Tree, model: Model) -> bool:
+    """Whether the clients' own models are the model for all, as in methods that do not personalize."""
+    return (isinstance(personal, Model) and type(work.algorithm).predict is Algorithm.predict
+            and not is_transformed(*personal) and all(map(torch.equal, personal, model)))
 
 
 def _error(work: Work, personal: Tree, truth: Tensor | None) -> Tensor:
