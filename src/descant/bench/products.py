@@ -105,16 +105,18 @@ class Product:
     def __init__(self, layer: Layer, w: Tensor, samples: int, kind: Kind, is_first: bool) -> None:
         clients, rows = len(w), samples * layer.positions
         self._kind = kind
-        self._w, self._transposed = w, w.mT
+        self._w = w
         self._step = torch.zeros_like(w)
         self._x = torch.randn(clients, rows, layer.inputs)
-        self._y = torch.zeros(clients, rows, layer.outputs)
+        # the shorter side of a product first: that is the faster way
+        self._factors = (w, self._x.mT) if layer.outputs < rows else (self._x, w.mT)
+        self._y = torch.bmm(*self._factors)
         self._slope = torch.randn(clients, rows, layer.outputs)
         self._slope_transposed = self._slope.mT
         self._back = None if is_first else torch.zeros_like(self._x)
 
     def forward(self) -> None:
-        torch.bmm(self._x, self._transposed, out=self._y)
+        torch.bmm(*self._factors, out=self._y)
 
     def backward(self) -> None:
         if self._back is not None:
