@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ class Federation:
     unseen: int = 0
     notes: tuple[str, ...] = ()  # what was left out when the federation was made, one line each
     source: str | None = None  # the fingerprint of the samples, where x is no longer what was loaded
+
+    elsewhere: ClassVar[bool] = False  # whether rows, and the clients' states, are on machines of their own
 
     def __post_init__(self) -> None:
         if not len(self.train):

@@ -59,7 +59,7 @@ class Folder(Dataset):
 
     def load(self, clients: int, seed: int) -> Samples:
         files = self.files()
-        parts = {path: self._read(path) for path in files.values()}
+        parts = {path: read_file(path, self.schema) for path in files.values()}
         _check_alike(parts)
         y = np.concatenate([part.y for part in parts.values()])
         classes = None if y.dtype.kind == "f" else int(y.max()) + 1
@@ -91,14 +91,29 @@ class Folder(Dataset):
         raise UsageError(f"{tables.place_of_row(path, row)}, column {column!r}: the value is missing: "
                          f"{remedy}")
 
-    def _read(self, path: Path) -> Arrays:
-        if path.suffix.lower() == ".npz":
-            arrays = tables.read_npz(path)
-            return arrays if self.schema is None else self.schema.check(arrays, f"{path}: ")
-        if self.schema is None:
-            raise UsageError(f"{path} is a table: say in a section [schema] which columns it has, what they "
-                             "hold, and which one is the target")
-        return Arrays(*self.schema.read(path))
+
+class OnNodes(Folder):
+    """What every client brings to a federation of real nodes; nobody has it all."""
+
+    name: ClassVar[str] = "nodes"
+
+    def files(self) -> dict[str, Path]:
+        return {}
+
+    def load(self, clients: int, seed: int) -> Samples:
+        raise UsageError('data.dataset is "nodes": these data are with the clients of a federation, which '
+                         "`descant server` leads; to simulate it, set dataset to a folder of their files")
+
+
+def read_file(path: Path, schema: Schema | None) -> Arrays:
+    """The samples in the file of one client."""
+    if path.suffix.lower() == ".npz":
+        arrays = tables.read_npz(path)
+        return arrays if schema is None else schema.check(arrays, f"{path}: ")
+    if schema is None:
+        raise UsageError(f"{path} is a table: say in a section [schema] which columns it has, what they "
+                         "hold, and which one is the target")
+    return Arrays(*schema.read(path))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import torch
 
 from descant import fields
 from descant.data.datasets import DATASETS
-from descant.data.folder import Folder
+from descant.data.folder import Folder, OnNodes
 from descant.data.partitions import PARTITIONS, Partition
 from descant.data.partitions.flower import Flower, is_partitioner
 from descant.data.preprocess import Preprocess
@@ -68,8 +68,8 @@ class DataSpec(Checked):
         if isinstance(partition, Flower) and "clients" in table:
             raise UsageError(f"{where}.clients is set by the partitioner: leave it out")
         if "clients" not in table:
-            count = len(dataset.files()) if isinstance(dataset, Folder) else dataset.default_clients
-            own[cls]["clients"] = count
+            count = len(dataset.files()) if isinstance(dataset, Folder) else 0
+            own[cls]["clients"] = count or dataset.default_clients
         chosen = {
             **own[cls],
             "dataset": made[dataset] if isinstance(dataset, type) else dataset,
@@ -156,6 +156,8 @@ def _is_folder(value: Any, directory: Path) -> bool:
 
 def _dataset(value: Any, schema: Any, where: str) -> Dataset | type[Dataset]:
     """A dataset's class by name, or one that is made."""
+    if value == OnNodes.name:
+        return OnNodes(OnNodes.name, schema if isinstance(schema, Schema | None) else Schema.parse(schema))
     if _is_folder(value, Path()):
         path = str(Path(value).expanduser().resolve())  # whatever the current directory is later
         return Folder(path, schema if isinstance(schema, Schema | None) else Schema.parse(schema))

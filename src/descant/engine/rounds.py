@@ -41,6 +41,11 @@ class NobodyLeft(DescantError):
     """No upload of a round could be taken."""
 
 
+def state_template(work: Work) -> Tree:
+    """The state that clients begin with; nothing where their states are on machines of their own."""
+    return () if work.federation.elsewhere else work.algorithm.init_client(work.task, work.task.init())
+
+
 class Training:
     """The state of a run, and how a round changes it. No files are touched here but the store's."""
 
@@ -60,8 +65,7 @@ class Training:
         self.initial = work.task.init()
         everyone = np.arange(federation.population)
         self.server: Tree = work.algorithm.init_server(work.task, self.initial, self.round_of(everyone))
-        self.store = ClientStore(work.algorithm.init_client(work.task, self.initial),
-                                 federation.population, directory, read_only=read_only)
+        self.store = ClientStore(state_template(work), federation.population, directory, read_only=read_only)
 
     def round_of(self, clients: np.ndarray) -> Round:
         """The facts of the present round for a group of clients."""

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from descant.algorithm import Algorithm
+from descant.algorithm import Algorithm, Round
 from descant.engine.backend import Backend, one_thread
 from descant.engine.choose import Measured, make_backend
 from descant.engine.evaluation import Evaluation, evaluate, evaluated_clients, selection_key, summarise
-from descant.engine.rounds import RoundReport, Training
+from descant.engine.rounds import RoundReport, Training, state_template
 from descant.engine.settings import Eval, Train
 from descant.engine.store import require_files
 from descant.engine.work import Work
@@ -125,6 +125,11 @@ class Run:
         self._keeper = Keeper(self._training, kept, setup.identity(), read_only=read_only)
 
     @property
+    def work(self) -> Work:
+        """What there is to do, for whoever does it."""
+        return self._work
+
+    @property
     def stopwatch(self) -> Stopwatch:
         """Where the time of this process's rounds went."""
         return self._training.watch
@@ -152,14 +157,20 @@ class Run:
             return self._keeper.best
         return Snapshot(self._training.number, self._training.server, self._training.store)
 
+    def round_of(self, clients: np.ndarray, number: int) -> Round:
+        """The facts of a round that was."""
+        return self._training.round_of(clients)._replace(number=number)
+
     def personal(self, client: int, which: Which = "best") -> Tree:
         """What a client predicts with: the method's own object, usually a Model."""
         everyone = self.setup.federation.everyone
         if not 0 <= client < everyone:
             raise UsageError(f"client {client} does not exist: there are clients 0 to {everyone - 1}")
+        if self.setup.federation.elsewhere:
+            raise UsageError("the personal models of this run are with its clients, on their own machines")
         number, server, store = self.snapshot(which)
         clients = np.array([client])
-        facts = self._training.round_of(clients)._replace(number=number)
+        facts = self.round_of(clients, number)
         algorithm = self.setup.algorithm
         if store.took_part(clients)[0]:
             message, job = algorithm.broadcast(server, facts), "personalize"
@@ -291,14 +302,33 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
         # workers are made before the lock is taken, lest they inherit it and outlive us
         backend, settled, measured = _settle(setup)
         with closing(backend), locked(out):
-            begun = _begun(out, setup)
-            run = Run(settled, out)
-            if begun:
-                run.restore()
-                layout.truncate(out, run.rounds)
-            if settled.train.rounds > planned or settled.train != setup.train:
-                layout.write_config(out, settled.tables())
-            return _finish(run, backend, observer, measured)
+            changed = settled.train.rounds > planned or settled.train != setup.train
+            return _finish(_continued(settled, out, changed), backend, observer, measured)
+
+
+def lead(setup: Setup, out: Path, backend: Callable[[Run], Backend], observer: Observer) -> Run:
+    """A run whose clients are elsewhere, where `backend` reaches them: begun, or continued from its last
+    committed round."""
+    with one_thread():
+        if not (out / "config.toml").exists():
+            with layout.created(out, setup.tables()):
+                run = Run(setup, out)
+                return _finish(run, backend(run), observer, [])
+        with locked(out):
+            run = _continued(setup, out, setup.train.rounds != layout.rounds(out))
+            return _finish(run, backend(run), observer, [])
+
+
+def _continued(setup: Setup, out: Path, changed: bool) -> Run:
+    """The run in a directory, at its last committed round; a changed setup is written down."""
+    begun = _begun(out, setup)
+    run = Run(setup, out)
+    if begun:
+        run.restore()
+        layout.truncate(out, run.rounds)
+    if changed:
+        layout.write_config(out, setup.tables())
+    return run
 
 
 def load(out: Path) -> Run:
@@ -343,9 +373,8 @@ def _begun(out: Path, setup: Setup) -> bool:
         first = changed[0].removeprefix("config.")
         raise UsageError(f"{out} cannot be resumed with a changed setup ({first}): put it back, "
                          "or start a new run")
-    template = setup.algorithm.init_client(setup.task, setup.task.init())
     for part in (kept / "clients", kept / "best" / "clients"):
-        require_files(part, template, setup.federation.population)
+        require_files(part, state_template(setup.work()), setup.federation.population)
     return True
 
 
