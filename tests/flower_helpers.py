@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import RecordDict
+from torch import nn
 
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run
@@ -81,13 +83,21 @@ class Grid:
         return [self._replies.pop(message) for message in ids if message in self._replies]
 
 
-def make_nodes(data: dict[str, str], directory: Path, watcher: Any = None) -> dict[str, Answer]:
-    """Nodes by name, each with its data."""
-    def answers(node: Node) -> Answer:
-        return lambda content: node.answer(Letter.read(content)).content()
+def answers(node: Node) -> Answer:
+    return lambda content: node.answer(Letter.read(content)).content()
 
-    return {name: answers(Node(name, what, directory / name, watcher or Quiet()))
+
+def make_nodes(data: dict[str, str], directory: Path, watcher: Any = None, **options: Any
+               ) -> dict[str, Answer]:
+    """Nodes by name, each with its data."""
+    return {name: answers(Node(name, what, directory / name, watcher or Quiet(), **options))
             for name, what in data.items()}
+
+
+def batchnorm(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A network of one's own, with running statistics."""
+    hidden = nn.Linear(math.prod(shape), 6)
+    return nn.Sequential(nn.Flatten(), hidden, nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, outputs))
 
 
 def federate(experiment: Experiment, grid: Grid, out: Path, *, watcher: Any = None,

@@ -6,22 +6,20 @@ import io
 import itertools
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from descant._version import __version__
 from descant.errors import DescantError, UsageError
 from descant.files import write_atomic
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from descant.flower import commands as federation
+from descant.terminal import DataDir, Settings, failures_told, make_console
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,22 +30,8 @@ app = typer.Typer(
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data, name="data")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Settings = Annotated[list[str] | None, typer.Option(
-    "--set", metavar="SECTION.FIELD=VALUE", show_default=False,
-    help="Change a field of the experiment; may be given more than once.")]
-
-
-def _use_data_dir(directory: Path | None) -> None:
-    """Through the environment, which loaders read and worker processes inherit."""
-    if directory is not None:
-        os.environ["DESCANT_DATA"] = str(directory)
-
-
 Profiled = Annotated[bool, typer.Option(
     "--profile", help="Say where the time of the rounds went: sampling, batches, local work and so on.")]
-DataDir = Annotated[Path | None, typer.Option(
-    "--data-dir", metavar="DIR", show_default=False, callback=_use_data_dir,
-    help="Where datasets are kept. Without it: $DESCANT_DATA, or ~/.cache/descant.")]
 
 
 class Kind(StrEnum):
@@ -97,6 +81,8 @@ def descant(
     Look at the data of an experiment, and how strongly to personalize on it:
       descant data show experiment.toml
       descant advise experiment.toml
+    Run it for real, with the data of each client on its own machine:
+      descant certificates, descant server, descant client
     """
 
 
@@ -124,14 +110,14 @@ def run(
       descant run --set algorithm.name=ditto --set algorithm.lam=0.5
       descant run experiment.toml --set train.rounds=200 --out runs/long
     """
-    with _failures_told("stopped before the first round"):
+    with failures_told("stopped before the first round"):
         from descant.experiment import config, directory
         from descant.experiment import run as runs
         from descant.progress import Progress
         from descant.report.profile import show_profile
         from descant.report.table import show_summary
 
-        console = _console()
+        console = make_console()
         if out is not None:
             directory.require_free(out)  # told before the data is made
         tables = config.demo().dump() if file is None else config.read_toml(file)
@@ -167,13 +153,13 @@ def resume(
       descant resume runs/pfedme-digits-1
       descant resume runs/pfedme-digits-1 --rounds 200
     """
-    with _failures_told("stopped before the next round"):
+    with failures_told("stopped before the next round"):
         from descant.experiment import run as runs
         from descant.progress import Progress
         from descant.report.profile import show_profile
         from descant.report.table import show_summary
 
-        console = _console()
+        console = make_console()
         with Progress(console) as progress:
             done = runs.resume(directory, rounds=rounds, observer=progress)
         show_summary(console, done.summary, done.directory)
@@ -210,7 +196,7 @@ def compare(
       descant compare experiments/pfedbred.toml --out results/pfedbred --jobs 2
       descant compare experiment.toml --seeds 0,1,2,3,4 --match rounds --out results/mine
     """
-    with _failures_told("stopped; the same command again does what is missing"):
+    with failures_told("stopped; the same command again does what is missing"):
         from descant.experiment import compare as comparing
         from descant.experiment import config
         from descant.progress import counting
@@ -223,7 +209,7 @@ def compare(
         tables = config.override(config.read_toml(file), settings or ())
         planned = comparing.plan(tables, numbers, out, match.value, jobs)
         comparing.prepare(out, tables, match.value)
-        console = _console()
+        console = make_console()
         with counting(console, sum(run.rounds for run in planned), "round") as told:
             failed = comparing.carry_out(planned, jobs, told)
         rows = comparing.collect(planned, metric)
@@ -235,6 +221,9 @@ def compare(
         if failed:
             raise DescantError("; ".join(f"{run.label} with seed {run.seed} failed: {why}"
                                          for run, why in failed))
+
+
+federation.register(app)  # certificates, server, client
 
 
 @app.command()
@@ -270,7 +259,7 @@ def advise(
       descant advise experiment.toml --clients 50
       descant advise experiment.toml --set model.name=dnn --json
     """
-    with _failures_told("stopped"):
+    with failures_told("stopped"):
         for name, value, top in (("ridge", ridge, math.inf), ("cap", cap, math.inf), ("eps", eps, 1)):
             if value is not None and not 0 < value < top:  # told before the clients are asked
                 raise UsageError(f"--{name} must be greater than 0 and less than {top:g}, not {value:g}")
@@ -282,7 +271,7 @@ def advise(
         demo = config.demo().dump()
         tables = demo if file is None else {"algorithm": demo["algorithm"], **config.read_toml(file)}
         experiment = config.Experiment.parse(config.override(tables, settings or ()))
-        console = _console()
+        console = make_console()
         if file is None and not as_json:
             console.print("no FILE given: this is the demo experiment", soft_wrap=True)
         with ExitStack() as stack:
@@ -330,10 +319,10 @@ def bench(
       descant bench --quick
       descant bench --models mclr,dnn --methods pfedme --repetitions 11 --out runs/bench-pfedme
     """
-    with _failures_told("stopped: nothing is written"):
+    with failures_told("stopped: nothing is written"):
         from descant.bench.command import bench as measure
 
-        measure(_console(), quick=quick, out=out, methods=methods, models=models, backends=backends,
+        measure(make_console(), quick=quick, out=out, methods=methods, models=models, backends=backends,
                 repetitions=repetitions, no_growth=no_growth)
 
 
@@ -349,7 +338,7 @@ def list_entries(
       descant list algorithms
       descant list datasets --json
     """
-    with _failures_told("stopped"):
+    with failures_told("stopped"):
         from rich.table import Table
 
         from descant.catalogue import entries
@@ -361,7 +350,7 @@ def list_entries(
         table = Table.grid(padding=(0, 2))
         for entry in found:
             table.add_row(entry["name"], entry["description"])
-        _console().print(table)
+        make_console().print(table)
 
 
 @app.command()
@@ -377,14 +366,14 @@ def show(
       descant show pfedme
       descant show dirichlet --json
     """
-    with _failures_told("stopped"):
+    with failures_told("stopped"):
         from descant import catalogue
 
         found = catalogue.find(name)
         if as_json:
             typer.echo(json.dumps(found, indent=2))
             return
-        console = _console()
+        console = make_console()
         for k, entry in enumerate(found):
             if k:
                 console.print()
@@ -407,14 +396,14 @@ def list_data(as_json: AsJson = False, data_dir: DataDir = None) -> None:
       descant data list
       descant data list --data-dir /srv/data --json
     """
-    with _failures_told("stopped"):
+    with failures_told("stopped"):
         from descant.report.data_list import list_datasets, show_datasets
 
         found = list_datasets()
         if as_json:
             typer.echo(json.dumps(found, indent=2))
         else:
-            show_datasets(_console(), found)
+            show_datasets(make_console(), found)
 
 
 @data.command(name="show")
@@ -439,7 +428,7 @@ def show_data(
       descant data show experiment.toml --set data.partition=dirichlet --set data.alpha=0.1
       descant data show experiment.toml --out clients.png
     """
-    with _failures_told("stopped"):
+    with failures_told("stopped"):
         if out is not None and (out.suffix.lower() != ".png" or not out.parent.is_dir()):
             raise UsageError(f"--out {out}: name a file that ends in .png, in a directory that exists")
         from descant.data.heterogeneity import measure
@@ -450,7 +439,7 @@ def show_data(
         demo = config.demo().dump()
         tables = demo if file is None else {"algorithm": demo["algorithm"], **config.read_toml(file)}
         experiment = config.Experiment.parse(config.override(tables, settings or ()))
-        console = _console()
+        console = make_console()
         if file is None:
             console.print("no FILE given: this is the demo experiment", soft_wrap=True)
         federation = experiment.data.federation()
@@ -470,15 +459,6 @@ def _keep(picture: bytes, out: Path | None, base: Path) -> Path:
             file.write(picture)
             return base / name
     raise AssertionError  # numbers do not end
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # Nothing that is printed is markup: names and paths are the user's. Where no terminal sets a
-    # width, nothing is wrapped or cut.
-    console = Console(markup=False, highlight=False, emoji=False)
-    return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=1000)
 
 
 @contextmanager
@@ -515,27 +495,3 @@ def _next_number(base: Path, stem: str) -> Path:
             return place
         except FileExistsError:  # taken in the meantime
             number += 1
-
-
-@contextmanager
-def _failures_told(stopped: str) -> Iterator[None]:
-    """Tell what went wrong in one message; only a bug shows a traceback. `stopped` is what to say about
-    a Ctrl-C that came before there was a run to stop."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # whoever read this has heard enough: Typer ends quietly
-    except KeyboardInterrupt as interrupt:  # of a run, it says where that stands
-        _end(str(interrupt) or stopped, 130)
-    except UsageError as error:
-        _end(f"error: {error}", 2)
-    except DescantError as error:
-        _end(f"error: {error}", 1)
-    except OSError as error:
-        where = "" if error.filename is None else f"{error.filename}: "
-        _end(f"error: {where}{error.strerror or error}", 1)
-
-
-def _end(message: str, code: int) -> NoReturn:
-    typer.echo(message, err=True)
-    raise typer.Exit(code)

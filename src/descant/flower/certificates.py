@@ -73,7 +73,8 @@ def make_certificates(directory: Path, host: str, clients: Sequence[str], days: 
         had_authority = (directory / "ca.crt").exists()
         authority = _authority(directory)
         server = directory / "server"
-        (server / "clients").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (server, server / "clients"):
+            folder.mkdir(mode=0o700, exist_ok=True)
         done, ends = _server(server, authority, host, days)
         added = tuple(name for name in clients if _client(directory, name, authority.certificate))
     return Made(directory, "kept" if had_authority else "made", done, ends, added,
@@ -91,8 +92,8 @@ class _Authority(NamedTuple):
 def _authority(directory: Path) -> _Authority:
     place, key_place = directory / "ca.crt", directory / "ca.key"
     if place.exists() and not key_place.exists():
-        raise UsageError(f"{key_place} is missing, and without it nothing can be added to {place}: put it back, "
-                         "or make certificates for everybody in another directory")
+        raise UsageError(f"{key_place} is missing, and without it nothing can be added to {place}: put it "
+                         "back, or make certificates for everybody in another directory")
     if not key_place.exists():
         _write_private(key_place, _pem(ec.generate_private_key(ec.SECP384R1())))
     key = _read_private(key_place)
@@ -101,7 +102,8 @@ def _authority(directory: Path) -> _Authority:
         builder = _builder(name, name, key.public_key(), AUTHORITY_DAYS)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        builder = builder.add_extension(identifier, critical=False)
         write_atomic(place, builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM))
     certificate = _read_certificate(place)
     if certificate.public_key() != key.public_key():
@@ -131,7 +133,8 @@ def _server(directory: Path, authority: _Authority, host: str, days: int
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = builder.add_extension(identifier, critical=False)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     made = builder.add_extension(issuer, critical=False).sign(authority.key, hashes.SHA384())
     write_atomic(place, made.public_bytes(Encoding.PEM))
@@ -163,23 +166,26 @@ def _client(directory: Path, name: str, authority: x509.Certificate) -> bool:
 def _check_host(host: str) -> None:
     try:
         if ipaddress.ip_address(host).is_unspecified:
-            raise UsageError(f"{host} is an address to listen on: name the one at which clients reach the server")
+            raise UsageError(f"{host} is an address to listen on: name the one at which clients reach the "
+                             "server")
         return
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
+    except UsageError:
+        raise
+    except ValueError:
+        pass  # a name
     if re.fullmatch(r"[0-9.]+", host) or len(host) > 253 or not re.fullmatch(
             r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*", host):
-        raise UsageError(f"{host!r} is neither the name of a machine, such as server.example.org, nor an IP address")
+        raise UsageError(f"{host!r} is neither the name of a machine, such as server.example.org, nor an IP "
+                         "address")
 
 
 def _check_names(names: Sequence[str]) -> None:
     if wrong := [name for name in names if not is_name(name)]:
         raise UsageError(f"{', '.join(map(repr, wrong))} cannot be the name of a client: a name has up to "
-                         f"{LONGEST_NAME} printable characters without / and \\, does not begin with a dot, and is "
-                         "not 'server'")
+                         f"{LONGEST_NAME} printable characters without / and \\, does not begin with a dot "
+                         "or a dash, and is not 'server'")
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
-        raise UsageError(f"more than one client has the name {', '.join(map(repr, twice))}: give each its own")
+        raise UsageError(f"more than one client is called {', '.join(map(repr, twice))}: names must differ")
 
 
 def is_name(name: str) -> bool:
@@ -224,7 +230,7 @@ def _write_private(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)  # of a call that was killed
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -269,8 +275,8 @@ class ServerKeys(NamedTuple):
     def require_host(self, host: str) -> None:
         """Raise unless clients that connect to `host` will find the certificate to be for it."""
         if host not in self.hosts:
-            raise UsageError(f"{self.certificate} is for {', '.join(self.hosts)}, not for {host}: renew it with: "
-                             f"descant certificates {self.directory.parent} --host {host}")
+            raise UsageError(f"{self.certificate} is for {', '.join(self.hosts)}, not for {host}: renew it "
+                             f"with: descant certificates {self.directory.parent} --host {host}")
 
 
 class ClientKeys(NamedTuple):
@@ -324,7 +330,7 @@ def _read_clients(directory: Path) -> dict[str, bytes]:
     owners: dict[bytes, str] = {}
     for name, key in found.items():
         if (other := owners.setdefault(key, name)) != name:
-            raise UsageError(f"{other} and {name} have the same key in {directory}: each client needs its own")
+            raise UsageError(f"{other} and {name} have the same key in {directory}: each needs its own")
     return found
 
 
@@ -332,7 +338,8 @@ def _read(path: Path, how: str | None, hint: str = "") -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise UsageError(f"there is no {path}{hint}" + ("" if how is None else f": make it with: {how}")) from None
+        advice = "" if how is None else f": make it with: {how}"
+        raise UsageError(f"there is no {path}{hint}{advice}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -389,8 +396,8 @@ def _check_dates(path: Path, certificate: x509.Certificate, what_to_do: str) -> 
     if _now() > ends:
         raise UsageError(f"{path} ended on {ends:%Y-%m-%d}: {what_to_do}")
     if _now() < begins:
-        raise UsageError(f"{path} holds from {begins:%Y-%m-%d %H:%M} UTC, and here it is {_now():%Y-%m-%d %H:%M} "
-                         "UTC: set the clock of this machine")
+        raise UsageError(f"{path} holds from {begins:%Y-%m-%d %H:%M} UTC, and here it is "
+                         f"{_now():%Y-%m-%d %H:%M} UTC: set the clock of this machine")
 
 
 def _notes(key: Path) -> tuple[str, ...]:

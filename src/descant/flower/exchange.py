@@ -86,7 +86,7 @@ class Exchange:
                     time.sleep(pause)
             for node in unanswered:
                 late = any(node == other for other, _ in sent.values())
-                yield node, Lost(f"no answer within {seconds:g} s" if late else "not connected")
+                yield node, Lost(f"no answer within {seconds:.3g} s" if late else "not connected")
         finally:
             self._forget(list(sent))
 

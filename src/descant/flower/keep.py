@@ -27,7 +27,7 @@ class Keep:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody else's to read
 
     def joined(self) -> dict[str, Any] | None:
         """The federation that the client joined last."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from descant.algorithm import Message
 from descant.data.spec import DataSpec
@@ -28,7 +29,7 @@ from descant.flower.exchange import Exchange, Lost
 from descant.flower.frame import Kind
 from descant.flower.letters import Letter, Refused
 from descant.flower.nodes import Nodes, Rules
-from descant.flower.plan import Forms, Plan, tables_of
+from descant.flower.plan import Forms, Plan, hashed, tables_of
 from descant.flower.roster import Guest, Roster, read_members, refuse_failure
 from descant.task import Task
 from descant.tree import take
@@ -77,22 +78,23 @@ def _gather(experiment: Experiment, roster: Roster, path: Path, clients: int, wa
     """Wait for the clients and let them join; or remember who they were."""
     if path.exists():
         session, kind, members = read_members(path)
-        plan = Plan(experiment, kind, tuple(member.name for member in members))
+        names = tuple(member.name for member in members)
+        plan = Plan(experiment, kind, len(names), hashed(names))
         if len(members) != clients:
             raise UsageError(f"{path.parent} holds a federation of {len(members)} clients, not {clients}: "
                              f"start it with --clients {len(members)}, or choose another --out")
         if plan.session != session:
             raise UsageError(f"{path.parent} holds a federation of another experiment: put that back, or "
                              "choose another --out")
-        roster.begin(plan, members)
+        roster.begin(plan, names, members)
         return plan
     while len(guests := roster.greet()) < clients:
         watcher.waiting(len(guests), clients, sorted(guests))
         time.sleep(PAUSE)
-    names = sorted(guests)[:clients]
+    names = tuple(sorted(guests)[:clients])
     kind = Kind.common([guests[name].kind for name in names], _classes(experiment.data))
-    plan = Plan(experiment, kind, tuple(names))
-    roster.begin(plan, [])
+    plan = Plan(experiment, kind, clients, hashed(names))
+    roster.begin(plan, names, [])
     roster.join_all()
     roster.write(path)
     return plan
@@ -117,11 +119,10 @@ class Host:
     def hand_out(self) -> None:
         """To everybody who is there and has none yet."""
         there = self._roster.greet()
-        orders = {client: self._order(client) for client, name in enumerate(self._plan.names)
+        orders = {client: self._order(client) for client, name in enumerate(self._roster.names)
                   if name in there and not self._is_done(there[name])}
         for client, answer in self._roster.ask(orders, self._rules.deadline):
-            name = self._plan.names[client]
-            self._note(there[name], answer)
+            self._note(there[self._roster.names[client]], answer)
         for node, guest in self._roster.newcomers().items():
             if not self._is_done(guest):
                 self._welcome(node, guest)
@@ -129,7 +130,7 @@ class Host:
     @property
     def missing(self) -> list[str]:
         """The clients that were not there for their model."""
-        return [name for name in self._plan.names if name not in self._served]
+        return [name for name in self._roster.names if name not in self._served]
 
     def _is_done(self, guest: Guest) -> bool:
         return guest.name in self._served or self._failed.get(guest.name) == guest.since
@@ -150,14 +151,18 @@ class Host:
 
     def _welcome(self, node: int, guest: Guest) -> None:
         """A newcomer gets what newcomers get, and a number after all others."""
-        plan = Plan(self._plan.experiment, self._plan.kind, (*self._plan.names, guest.name), 1)
-        reason = self._plan.kind.differs(guest.kind) or self._roster.join(node, plan, len(plan.names) - 1)
-        if reason is not None:
-            self._note(guest, Lost(reason, True))
+        names, population = (*self._roster.names, guest.name), self._plan.clients
+        plan = Plan(self._plan.experiment, self._plan.kind, len(names), hashed(names), unseen=1)
+        found = self._plan.kind.differs(guest.kind) or self._roster.join(node, plan, population, guest.name)
+        if isinstance(found, str):
+            self._note(guest, Lost(found, True))
             return
         number, server, _ = self._run.snapshot("best")
         algorithm = self._run.setup.algorithm
-        message = algorithm.newcomer(server, self._run.round_of(np.zeros(1, np.int64), number))
+        facts = self._run.round_of(np.zeros(1, np.int64), number)
+        facts = facts._replace(cohort=torch.tensor([population]),
+                               sizes=torch.tensor([found.train], dtype=facts.sizes.dtype))
+        message = algorithm.newcomer(server, facts)
         scored = to_score(message, algorithm.global_model(server))
         letter = self._letter(plan.session, number, 0, Message(scored.shared, take(scored.each, 0)))
         self._note(guest, self._roster.send(node, letter, self._rules.deadline))

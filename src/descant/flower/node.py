@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,12 +24,13 @@ from descant.engine.store import ASKED
 from descant.engine.work import Job, LocalResult, Scored, Work
 from descant.errors import DescantError, UsageError
 from descant.experiment import run as runs
+from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
 from descant.files import write_atomic
 from descant.flower.frame import Kind
 from descant.flower.keep import Keep, States
 from descant.flower.letters import Letter, Refused
-from descant.flower.plan import PROTOCOL, Forms, Plan, read_experiment
+from descant.flower.plan import PROTOCOL, Forms, Plan, read_experiment, tables_of
 from descant.flower.site import Site, read_site
 from descant.pool import Federation
 from descant.solve import SGD, Adam, Proximal
@@ -36,7 +38,7 @@ from descant.task import ModuleTask, Task
 from descant.tree import Tree, leaves, map_tree, take
 from descant.vector import Model
 
-JOINING = ("session", "experiment", "kind", "names", "client", "unseen")
+JOINING = ("session", "experiment", "kind", "clients", "names", "client", "unseen")
 JOBS: tuple[Job, ...] = ("local", "opening", "score", "score_newcomer")
 
 
@@ -69,13 +71,14 @@ class Joined(NamedTuple):
 class Node:
     """A client: its name, its data, its directory."""
 
-    def __init__(self, name: str, data: str, directory: Path, watcher: Watcher, own_model: str | None = None
-                 ) -> None:
+    def __init__(self, name: str, data: str, directory: Path, watcher: Watcher, *,
+                 allowed: Collection[str] = (), expected: Experiment | None = None) -> None:
         self.name = name
         self._data = data
         self._keep = Keep(directory)
         self._watcher = watcher
-        self._own_model = own_model
+        self._allowed = allowed
+        self._expected = None if expected is None else tables_of(expected)
         self._site: tuple[str, Site] | None = None  # as an experiment's [data] section makes it
         self._joined: Joined | None = None
 
@@ -96,7 +99,8 @@ class Node:
             self._watcher.failed(str(what), error)
             reason = str(error) if isinstance(error, NotReady | Mismatch) else type(error).__name__
             found = Letter(echo | {"failed": reason, "ready": not isinstance(error, NotReady)})
-        self._watcher.answered(str(what), int(order.facts.get("number") or 0), found)
+        number = order.facts.get("number")
+        self._watcher.answered(str(what), number if isinstance(number, int) else 0, found)
         return found
 
     # -- before the first round ------------------------------------------------------------------
@@ -120,7 +124,7 @@ class Node:
         return Letter({"session": joined.plan.session, "client": client, "sizes": sizes})
 
     def _read(self, tables: dict[str, Any]) -> Site:
-        experiment = read_experiment(tables, self._own_model)
+        experiment = read_experiment(tables, self._allowed, self._expected)
         key = json.dumps(tables["data"], sort_keys=True)
         if self._site is None or self._site[0] != key:
             self._site = key, read_site(self._data, experiment.data)
@@ -128,14 +132,12 @@ class Node:
 
     def _enter(self, facts: dict[str, Any]) -> Joined:
         letter = Letter(facts)
-        tables, names = letter.fact("experiment", dict), letter.fact("names", list)
-        client = letter.fact("client", int)
-        if not 0 <= client < len(names) or not all(isinstance(name, str) for name in names):
-            raise Refused(f"client {client} is not one of {len(names)}")
-        if names[client] != self.name:
-            raise Refused(f"the place of {names[client]!r:.80} is not that of {self.name!r}")
-        experiment, kind = read_experiment(tables, self._own_model), Kind.parse(facts["kind"])
-        plan = Plan(experiment, kind, tuple(names), letter.fact("unseen", int))
+        tables, client = letter.fact("experiment", dict), letter.fact("client", int)
+        experiment = read_experiment(tables, self._allowed, self._expected)
+        plan = Plan(experiment, Kind.parse(facts["kind"]), letter.fact("clients", int),
+                    letter.fact("names", str), letter.fact("unseen", int))
+        if not 0 <= client < plan.clients:
+            raise Refused(f"client {client} is not one of {plan.clients}")
         if plan.session != letter.fact("session", str):
             raise Mismatch("the server's idea of the experiment is another: the versions of descant differ")
         task = plan.task()

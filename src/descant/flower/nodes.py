@@ -40,7 +40,8 @@ class Rules(Checked):
     """What the server insists on."""
 
     deadline: float = hyper(600.0, "seconds that a client has for the work of a round", above=0)
-    at_least: int = hyper(1, "clients without whose answers a round does not count", low=1)
+    at_least: int = hyper(2, "clients without whose answers a round does not count; an average of one is its "
+                             "model", low=1)
     max_norm: float | None = hyper(
         None, "the largest distance of an upload from that of a client that learns nothing", above=0)
 
@@ -89,7 +90,7 @@ class Nodes(Backend):
             if len(found) >= least:
                 break
             if len(found) + len(absent) < least:
-                name, reason = next((self._plan.names[client], why) for client, why in failed.items())
+                name, reason = next((self._roster.names[client], why) for client, why in failed.items())
                 raise DescantError(f"{len(failed)} of {len(orders)} clients were refused in round {number}, "
                                    f"and without at least {least} it does not count; {name}: {reason}")
             self._wait(list(absent), least - len(found))
@@ -114,11 +115,11 @@ class Nodes(Backend):
              found: dict[int, tuple[Tree, int]], failed: dict[int, str]) -> dict[int, str]:
         """Let the clients work; adds to `found` and to `failed`, and returns who was not there, and why."""
         absent: dict[int, str] = {}
-        names = [self._plan.names[client] for client in orders]
+        names = [self._roster.names[client] for client in orders]
         self._watcher.asked(job, number, names)
         began = time.monotonic()
         for client, answer in self._roster.ask(orders, self._rules.deadline):
-            name = self._plan.names[client]
+            name = self._roster.names[client]
             if isinstance(answer, Lost):
                 (failed if answer.final else absent)[client] = answer.reason
                 self._watcher.lost(name, job, answer.reason)
@@ -176,7 +177,7 @@ class Nodes(Backend):
         until = time.monotonic() + self._rules.deadline if patient else math.inf
         self._began = True
         while True:
-            missing = [self._plan.names[client] for client in clients if not self._roster.is_there(client)]
+            missing = [self._roster.names[client] for client in clients if not self._roster.is_there(client)]
             there = len(clients) - len(missing)
             if there >= least:
                 return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from descant.data import DATASETS
@@ -21,10 +21,10 @@ from descant.engine.settings import Train
 from descant.engine.shard import Shard
 from descant.engine.work import Job, Work
 from descant.errors import UsageError
-from descant.experiment.config import Experiment
+from descant.experiment.config import Experiment, differences
 from descant.experiment.run import Setup
 from descant.flower.frame import Frame, Kind, Member
-from descant.models import OwnModel
+from descant.place import is_place
 from descant.pool import Federation
 from descant.task import Task
 from descant.tree import Tree
@@ -41,20 +41,46 @@ def tables_of(experiment: Experiment) -> dict[str, Any]:
     return tables
 
 
-def read_experiment(tables: Mapping[str, Any], own_model: str | None) -> Experiment:
+def read_experiment(tables: Mapping[str, Any], allowed: Collection[str] = (),
+                    expected: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment that a server sends. It names a method, a model and a schema, all of which are known
-    here; code of somebody's own is run only if who started this client named it too."""
+    here. Code of somebody's own, wherever it is named, is imported only if who started this client allowed
+    it; and where they said which experiment they expect, it must be that one."""
+    if expected is not None and (changed := differences(_comparable(expected), _comparable(tables))):
+        raise UsageError(f"the server's experiment is not the one that was expected here: {changed[0]}")
     data = tables.get("data")
     if not isinstance(data, Mapping) or data.get("dataset") not in (OnNodes.name, *DATASETS):
         raise UsageError("the experiment's data are neither with the clients nor a known dataset")
     if data.get("partition_file") is not None:
         raise UsageError("the experiment names a file of a partition, which is on another machine")
-    experiment = Experiment.parse(tables)
-    model = experiment.model.model
-    if isinstance(model, OwnModel) and model.place != own_model:
-        raise UsageError(f"the experiment's model is {model.place!r}, which is code of its own: if it is "
-                         f"what you expect, start the client with --model {model.place}")
-    return experiment
+    for place in _places([table for name, table in tables.items() if name != "data"]):
+        if place not in allowed:
+            raise UsageError(f"the experiment names {place!r}, which is code of its own: if it is what you "
+                             f"expect, start the client with --allow {place}")
+    return Experiment.parse(tables)
+
+
+def _places(value: Any) -> Iterator[str]:
+    """All texts in nested tables that name a place of code, "package.module:function"."""
+    if isinstance(value, str) and is_place(value):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _places(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _places(inner)
+
+
+def _comparable(tables: Mapping[str, Any]) -> Any:
+    """As it travels, but for the number of rounds, which may grow."""
+    plain = json.loads(json.dumps(tables))
+    plain.get("train", {}).pop("rounds", None)
+    return plain
+
+
+def hashed(names: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps([*names]).encode()).hexdigest()[:16]
 
 
 class Forms(NamedTuple):
@@ -71,8 +97,9 @@ class Plan:
 
     experiment: Experiment
     kind: Kind
-    names: tuple[str, ...]
-    unseen: int = 0  # the last of these never train: newcomers
+    clients: int
+    names: str  # a hash of them: clients are not told what the others are called
+    unseen: int = 0  # the last of the clients never train: newcomers
 
     @property
     def session(self) -> str:
@@ -80,7 +107,7 @@ class Plan:
         number of rounds may grow."""
         tables = tables_of(self.experiment)
         tables["train"].pop("rounds")
-        facts = [PROTOCOL, tables, self.kind.dump(), self.names, self.unseen]
+        facts = [PROTOCOL, tables, self.kind.dump(), self.clients, self.names, self.unseen]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -89,7 +116,7 @@ class Plan:
 
     def frame(self, members: Sequence[Member] | None = None) -> Frame:
         """The federation as the server knows it; without members, one to try things on."""
-        members = members or [Member(name, 1, 1, 1) for name in self.names]
+        members = members or [Member(str(number), 1, 1, 1) for number in range(self.clients)]
         return Frame.of(self.kind, members, self.train.torch_dtype, self.unseen)
 
     def task(self) -> Task:

@@ -46,6 +46,7 @@ class Roster:
         self._silent: dict[int, str] = {}  # nodes that were refused, and when they had come
         self._greeted = -FRESH
         self.plan: Plan | None = None
+        self.names: tuple[str, ...] = ()  # of the clients, by their numbers
         self._members: dict[str, Member] = {}
 
     # -- who is there ----------------------------------------------------------------------------
@@ -94,33 +95,32 @@ class Roster:
         return Guest(name, kind, seen.since)
 
     def is_there(self, client: int) -> bool:
-        assert self.plan is not None
-        return self.plan.names[client] in self.greet()
+        return self.names[client] in self.greet()
 
     # -- joining ---------------------------------------------------------------------------------
 
-    def begin(self, plan: Plan, members: list[Member]) -> None:
+    def begin(self, plan: Plan, names: tuple[str, ...], members: list[Member]) -> None:
         """From now on the federation is this; without members, they are asked for how many rows they have."""
         self.plan = plan
+        self.names = names
         self._members = {member.name: member for member in members}
 
     def join_all(self) -> list[Member]:
         """Let everybody take their place, in the order of their numbers."""
         assert self.plan is not None
-        for name in self.plan.names:
+        for client, name in enumerate(self.names):
             node = self._node(name)
             if node is None:
                 raise DescantError(f"{name} went away before it joined: start again when it is there")
-            if (reason := self.join(node, self.plan, self.plan.names.index(name))) is not None:
-                raise DescantError(f"{name} cannot join: {reason}")
-        return [self._members[name] for name in self.plan.names]
+            if isinstance(found := self.join(node, self.plan, client, name), str):
+                raise DescantError(f"{name} cannot join: {found}")
+        return [self._members[name] for name in self.names]
 
-    def join(self, node: int, plan: Plan, client: int) -> str | None:
-        """Give a node its place in the federation; returns why it does not take it."""
-        name = plan.names[client]
+    def join(self, node: int, plan: Plan, client: int, name: str) -> Member | str:
+        """Give a node its place in the federation; returns what it has, or why it does not take the place."""
         order = Letter({"what": "join", "session": plan.session, "experiment": self._tables,
-                        "kind": plan.kind.dump(), "names": list(plan.names), "client": client,
-                        "unseen": plan.unseen})
+                        "kind": plan.kind.dump(), "clients": plan.clients, "names": plan.names,
+                        "client": client, "unseen": plan.unseen})
         for _, answer in self._asked({node: order}, PATIENCE):
             if isinstance(answer, Lost):
                 return answer.reason
@@ -135,7 +135,8 @@ class Roster:
                                   f"has {member[1:]} now: give it the data that it had")
             except Refused as error:
                 return str(error)
-        return None
+            return member
+        return "not connected"
 
     # -- orders ----------------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class Roster:
         assert self.plan is not None
         left, until = dict(orders), time.monotonic() + seconds
         for _ in range(TRIES):
-            nodes = {client: self._node(self.plan.names[client]) for client in left}
+            nodes = {client: self._node(self.names[client]) for client in left}
             client_of = {node: client for client, node in nodes.items() if node is not None}
             letters = {node: left[client] for node, client in client_of.items()}
             again: list[int] = []
@@ -156,9 +157,10 @@ class Roster:
                 del left[client]
                 yield client, answer
             for client in again:
-                if (reason := self.join(nodes[client] or 0, self.plan, client)) is not None:
+                found = self.join(nodes[client] or 0, self.plan, client, self.names[client])
+                if isinstance(found, str):
                     del left[client]
-                    yield client, Lost(f"it cannot join again: {reason}", True)
+                    yield client, Lost(f"it cannot join again: {found}", True)
             if not again:
                 break
         for client in left:
@@ -170,9 +172,8 @@ class Roster:
 
     def newcomers(self) -> dict[int, Guest]:
         """Those who are there and are not part of the federation."""
-        assert self.plan is not None
         self.greet()
-        return {node: guest for node, guest in self._guests.items() if guest.name not in self.plan.names}
+        return {node: guest for node, guest in self._guests.items() if guest.name not in self.names}
 
     def _node(self, name: str) -> int | None:
         self.greet()
@@ -196,7 +197,7 @@ class Roster:
         assert self.plan is not None
         write_atomic(path, json.dumps({
             "session": self.plan.session, "kind": self.plan.kind.dump(),
-            "members": [self._members[name]._asdict() for name in self.plan.names],
+            "members": [self._members[name]._asdict() for name in self.names],
         }, indent=1).encode())
 
 

@@ -36,8 +36,8 @@ LARGEST = 32 * 2**20  # bytes of one request of a client: Flower cuts tensors in
 UNKNOWN_KEY = "x-descant-unknown-key"  # a header that tells a client why it is refused
 
 FLEET = frozenset(f"/v1/fleet/{name}" for name in (
-    "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "pull-object",
-    "push-object", "confirm-message-received"))
+    "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages",
+    "pull-object", "push-object", "confirm-message-received"))
 REGISTER = "/v1/fleet/register-node"  # where no keys are used, nodes enter themselves
 RUNTIME = frozenset(f"/v1/runtime/{name}" for name in (
     "get-nodes", "push-messages", "pull-messages", "pull-object", "push-object", "confirm-message-received"))
@@ -97,7 +97,7 @@ class Gate:
         return None
 
     def _refusal(self, scope: Scope) -> tuple[int, list[tuple[bytes, bytes]]] | None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first of each, as Flower reads
         path = scope["path"]
         if path in RUNTIME:
             is_parent = secrets.compare_digest(headers.get(b"authorization", b""), self._bearer)
@@ -121,7 +121,11 @@ def serve(orders: Orders, report: Callable[[Opened], None], is_wanted: Callable[
     """Serve for as long as the parent wants it. `report` is called once, when requests are answered."""
     import uvicorn
     from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
+    from flwr.supercore.constant import (
+        FLEET_HTTP_PUBLIC_KEY_HEADER,
+        FLWR_IN_MEMORY_DB_NAME,
+        NOOP_FEDERATION_ID,
+    )
     from flwr.superlink.auth_plugin import ControlAuthnPlugin
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
     from flwr.superlink.config_loader import SuperLinkLifespanConfig
@@ -149,8 +153,8 @@ def serve(orders: Orders, report: Callable[[Opened], None], is_wanted: Callable[
     listener = socket.socket(fileno=orders.listener)
     host, port = listener.getsockname()[:2]
     app = create_app(SuperLinkLifespanConfig(
-        control_address="", health_server_address=None, host=host, port=port, insecure=is_plain, certificates=None,
-        superexec_auth_secret=secrets.token_bytes(32),  # nobody takes over tasks
+        control_address="", health_server_address=None, host=host, port=port, insecure=is_plain,
+        certificates=None, superexec_auth_secret=secrets.token_bytes(32),  # nobody takes over tasks
         authn_plugin=Nobody(), event_log_plugin=None, fleet_event_log_plugin=None, enable_event_log=False,
         artifact_provider=None, enable_supernode_auth=not is_plain, fleet_api_type="grpc-rere",
         fleet_api_address=None, simulation=False, ssl_ca_certfile=orders.ca, ssl_certfile=orders.certificate,
@@ -161,7 +165,8 @@ def serve(orders: Orders, report: Callable[[Opened], None], is_wanted: Callable[
     for name, key in keys.items():
         state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0, name=name)
 
-    gate = Gate(app, orders.token, None if is_plain else frozenset(keys.values()), FLEET_HTTP_PUBLIC_KEY_HEADER)
+    known = None if is_plain else frozenset(keys.values())
+    gate = Gate(app, orders.token, known, FLEET_HTTP_PUBLIC_KEY_HEADER.lower())
     server = uvicorn.Server(uvicorn.Config(
         gate, log_config=None, access_log=False, server_header=False, ws="none", lifespan="on",
         ssl_certfile=orders.certificate, ssl_keyfile=orders.key, timeout_keep_alive=30,
@@ -169,7 +174,7 @@ def serve(orders: Orders, report: Callable[[Opened], None], is_wanted: Callable[
     # in a thread, where uvicorn leaves signals alone
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    while thread.is_alive() and not server.started and is_wanted():
+    while thread.is_alive() and not server.started:
         time.sleep(0.01)
     if server.started:
         report(_open_run(state, NOOP_FEDERATION_ID, NOOP_FLWR_AID))
@@ -180,7 +185,7 @@ def serve(orders: Orders, report: Callable[[Opened], None], is_wanted: Callable[
 
 
 def _open_run(state: Any, federation: str, account: str) -> Opened:
-    """One run for the life of this process. It has no app: there is nothing for a node to fetch or execute."""
+    """One run for the life of this process. It has no app: there is nothing for a node to fetch or run."""
     run = state.create_run(None, None, None, {}, federation, None, account, "flwr-serverapp")
     (task,) = state.get_tasks(run_ids=[run])
     token = state.claim_task(task.task_id)
