@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 # interpreter no longer starts, is built anew, as is one older than what it was installed from.
 USABLE := $(shell test "$$(cat $(STAMP) 2>/dev/null)" = "$(CURDIR)" && $(BIN)/python -c '' 2>/dev/null && echo yes)
 
-.PHONY: help venv demo test test-slow check bench clean rebuild
+.PHONY: help venv demo federation test test-slow check bench clean rebuild
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
@@ -32,6 +32,10 @@ venv: $(STAMP) ## build or refresh .venv (the other targets do so themselves)
 demo: $(STAMP) ## run the demo experiment into runs/demo
 	rm -rf runs/demo
 	$(BIN)/descant run --out runs/demo
+
+federation: $(STAMP) ## a server and four hospitals as real processes over TLS, into runs/federation
+	rm -rf runs/federation
+	$(BIN)/python examples/federation/run.py runs/federation
 
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP) ## run the quick tests, two files at a time

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import http.server
 import os
+import re
 import signal
 import socket
 import ssl
@@ -13,8 +14,11 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPSConnection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -193,16 +197,21 @@ def test_eighty_megabytes(federation):
     assert np.array_equal(found, tensor)
 
 
-def test_an_answer_that_takes_longer_than_heartbeats_may_be_missed(federation):
-    """The node stays online, since it goes on sending them; the other does not wait for it."""
-    nodes = online(federation.link)
-    (slow,) = federation.link.grid.push_messages([Message(content(seconds=22.0), nodes["north"], "train")])
-    begin = time.monotonic()
-    while time.monotonic() - begin < 21:
-        assert {*online(federation.link)} == {*NAMES}
-        time.sleep(0.5)
-    ask(federation.link, {nodes["south"]: content()}, 5)
-    until(lambda: federation.link.grid.pull_messages([slow]), 10)
+def test_heartbeats_go_on_while_an_answer_is_made(federation):
+    """And nobody else waits for it."""
+    link = federation.link
+    nodes = online(link)
+    (slow,) = link.grid.push_messages([Message(content(seconds=2.5 * fleet.BEAT), nodes["north"], "train")])
+
+    def holds() -> float:
+        (until,) = [node.online_until for node in link.grid.get_nodes() if node.name == "north"]
+        return until
+
+    begin = holds()
+    ask(link, {nodes["south"]: content()})
+    until(lambda: holds() > begin + 1.5 * fleet.BEAT)
+    assert not link.grid.pull_messages([slow])
+    until(lambda: link.grid.pull_messages([slow]))
 
 
 def test_a_message_that_nobody_will_answer_is_forgotten(federation):
@@ -223,7 +232,8 @@ def test_a_port_in_use(federation, tmp_path):
 
 def test_addresses_that_cannot_be_served(tmp_path, pki):
     keys = ServerKeys.load(pki / "ours" / "server")
-    for host, port, why in [("192.0.2.1", 0, "not an address of this machine"), ("127.0.0.1", 70000, "up to 65535"),
+    for host, port, why in [("192.0.2.1", 0, "not an address of this machine"),
+                            ("127.0.0.1", 70000, "up to 65535"),
                             ("no such host", 0, "not a name or an address")]:
         with pytest.raises(UsageError, match=why):
             open_link(host, port, keys, tmp_path / "log")
@@ -267,12 +277,14 @@ def test_an_unknown_key_is_refused(federation, pki, tmp_path):
 
 def test_a_server_of_another_authority_is_refused(federation, pki, tmp_path):
     keys = ClientKeys.load(pki / "others" / "north", "north")
-    assert "was not made by the authority in ca.crt" in attempt(f"localhost:{federation.link.port}", keys, tmp_path)
+    told = attempt(f"localhost:{federation.link.port}", keys, tmp_path)
+    assert "was not made by the authority in ca.crt" in told
 
 
 def test_a_certificate_for_another_host_is_refused(federation, pki, tmp_path):
     keys = ClientKeys.load(pki / "ours" / "north", "north")
-    assert "is not for 127.0.0.2: use the address" in attempt(f"127.0.0.2:{federation.link.port}", keys, tmp_path)
+    told = attempt(f"127.0.0.2:{federation.link.port}", keys, tmp_path)
+    assert "is not for 127.0.0.2: use the address" in told
 
 
 def test_plain_text_against_tls(federation, tmp_path):
@@ -291,10 +303,10 @@ def test_a_clock_that_is_wrong(federation, pki, tmp_path, monkeypatch):
         def now(cls, tz=None):
             return datetime.datetime.now(tz) + ahead
 
-    monkeypatch.setattr(fleet.datetime, "datetime", Ahead)
+    monkeypatch.setattr(fleet, "datetime", SimpleNamespace(datetime=Ahead, UTC=datetime.UTC))
     keys = ClientKeys.load(pki / "ours" / "north", "north")
     told = attempt(f"localhost:{federation.link.port}", keys, tmp_path)
-    assert "clock is 120 s ahead of the server's" in told or "clock is 119 s ahead of the server's" in told
+    assert re.search(r"clock is 1[12]\d s ahead of the server's: set it", told)
 
 
 def test_everything_else_is_closed(federation, pki):
@@ -316,38 +328,37 @@ def test_everything_else_is_closed(federation, pki):
         return error.value.response.status_code
 
     with ControlHttpClient.from_server_address(*server, []) as control:
-        for call, request in [(control.StartRun, StartRunRequest()), (control.RegisterNode, RegisterNodeRequest()),
-                              (control.ListNodes, ListNodesRequest())]:
-            assert status(call, request) == 404
+        assert status(control.StartRun, StartRunRequest()) == 404
+        assert status(control.RegisterNode, RegisterNodeRequest()) == 404
+        assert status(control.ListNodes, ListNodesRequest()) == 404
     # not even with the token of the task: only who has this process's own token
     token = RuntimeTokenHttpInterceptor(federation.link.grid._token)
     with RuntimeHttpClient.from_server_address(*server, [token]) as runtime:
-        for call, request in [(runtime.AcquireTask, AcquireTaskRequest(supported_task_types=["flwr-serverapp"])),
-                              (runtime.GetNodes, GetNodesRequest()),
-                              (runtime.PullMessages, PullAppMessagesRequest())]:
-            assert status(call, request) == 404
+        assert status(runtime.AcquireTask, AcquireTaskRequest(supported_task_types=["flwr-serverapp"])) == 404
+        assert status(runtime.GetNodes, GetNodesRequest()) == 404
+        assert status(runtime.PullMessages, PullAppMessagesRequest()) == 404
     with FleetHttpClient.from_server_address(*server, []) as stranger:
         known = federation.keys.clients["north"]
         assert status(stranger.ActivateNode, ActivateNodeRequest(public_key=known)) == 403
     context = ssl.create_default_context(cadata=federation.keys.ca.decode())
     with httpx.Client(base_url=f"https://127.0.0.1:{federation.link.port}", verify=context) as web:
-        for path in ("/", "/docs", "/openapi.json", "/health", "/v1/fleet/get-fab", "/v1/fleet//activate-node",
+        for path in ("/", "/docs", "/openapi.json", "/health", "/v1/fleet/get-fab", "/v1/fleet//pull-object",
                      "/v1/fleet/register-node", "/v1/responses", "/v1/control/get-login-details"):
             assert web.get(path).status_code == web.post(path).status_code == 404, path
 
 
-def test_a_request_that_is_too_large(federation, pki):
-    import base64
-
-    context = ssl.create_default_context(cadata=federation.keys.ca.decode())
-    key = base64.b64encode(federation.keys.clients["north"]).decode()
+@pytest.mark.parametrize(("header", "value", "status"), [
+    ("content-length", "99999999", 413), ("transfer-encoding", "chunked", 411)])
+def test_requests_of_any_length_are_refused_before_they_are_read(federation, header, value, status):
     from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
-    with httpx.Client(base_url=f"https://127.0.0.1:{federation.link.port}", verify=context) as web:
-        headers = {FLEET_HTTP_PUBLIC_KEY_HEADER: key}
-        assert web.post("/v1/fleet/push-object", headers=headers | {"content-length": "99999999"}
-                        ).status_code == 413
-        assert web.post("/v1/fleet/push-object", headers=headers, content=iter([b"x"])).status_code == 411
+    context = ssl.create_default_context(cadata=federation.keys.ca.decode())
+    with contextlib.closing(HTTPSConnection("127.0.0.1", federation.link.port, context=context)) as web:
+        web.putrequest("POST", "/v1/fleet/push-object")
+        web.putheader(FLEET_HTTP_PUBLIC_KEY_HEADER, b64encode(federation.keys.clients["north"]))
+        web.putheader(header, value)
+        web.endheaders()
+        assert web.getresponse().status == status
 
 
 def test_the_superlink_has_no_torch_and_no_secret_in_its_command(federation):
@@ -403,12 +414,13 @@ def test_a_certificate_that_has_expired(pki, tmp_path, monkeypatch):
     context.load_cert_chain(tmp_path / "server" / "server.pem", tmp_path / "server" / "server.key")
     with listening(context) as port:
         told = attempt(f"localhost:{port}", ClientKeys.load(tmp_path / "north", "north"), tmp_path / "state")
-    assert told == (f"the certificate of the server at localhost:{port} has expired: who runs it must renew it "
-                    "with: descant certificates")
+    assert told == (f"the certificate of the server at localhost:{port} has expired: who runs it must renew "
+                    "it with: descant certificates")
 
 
 @pytest.mark.parametrize("answer", [
-    b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
     b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"])
 def test_a_server_of_another_kind(tmp_path, answer):
@@ -424,7 +436,8 @@ def test_tls_against_plain_text(pki, tmp_path):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web) as web:
         thread = threading.Thread(target=web.serve_forever)
         thread.start()
-        told = attempt(f"localhost:{web.server_port}", ClientKeys.load(pki / "ours" / "north", "north"), tmp_path)
+        keys = ClientKeys.load(pki / "ours" / "north", "north")
+        told = attempt(f"localhost:{web.server_port}", keys, tmp_path)
         web.shutdown()
         thread.join()
     assert "is not encrypted" in told
@@ -451,8 +464,8 @@ def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     events, stop = Events(), threading.Event()
-    client = threading.Thread(target=serve, args=(f"127.0.0.1:{port}", None, lambda content: content, tmp_path,
-                                                  events, stop))
+    client = threading.Thread(
+        target=serve, args=(f"127.0.0.1:{port}", None, lambda content: content, tmp_path, events, stop))
     client.start()
     try:
         until(lambda: events.told)
@@ -519,8 +532,9 @@ def test_a_superlink_that_was_killed(tmp_path):
 
 def test_a_superlink_that_does_not_start(pki, tmp_path):
     keys = ServerKeys.load(pki / "ours" / "server")._replace(certificate=tmp_path / "missing.pem")
-    with pytest.raises(DescantError, match=r"the SuperLink ended with code 1; the end of .*log:\n(.*\n)*.*FileNotFound"):
+    with pytest.raises(DescantError, match="the SuperLink ended with code 1; the end of") as error:
         open_link("127.0.0.1", 0, keys, tmp_path / "log")
+    assert "FileNotFoundError" in str(error.value)
 
 
 def test_closing_is_quick_and_leaves_nothing(tmp_path):
@@ -538,8 +552,8 @@ def test_closing_is_quick_and_leaves_nothing(tmp_path):
 
 def test_the_superlink_ends_with_its_parent(tmp_path):
     """Even if that is killed."""
-    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE,
-                          text=True) as parent:
+    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=ENVIRONMENT,
+                          stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
             process, home = parent.stdout.readline().split()

@@ -328,7 +328,8 @@ def bench(
 
 @app.command(name="list")
 def list_entries(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", show_default=False, help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", show_default=False,
+                                         help="What to list: algorithms, datasets, models or partitions.")],
     as_json: AsJson = False,
 ) -> None:
     """List what an experiment can be made of, one line each.

@@ -149,7 +149,7 @@ def anchored(table: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 def _is_folder(value: Any, directory: Path) -> bool:
     """Whether this names a folder of the user's rather than a dataset, which come first."""
-    if not isinstance(value, str | os.PathLike) or value in DATASETS:
+    if not isinstance(value, str | os.PathLike) or value in (OnNodes.name, *DATASETS):
         return False
     return "/" in os.fspath(value) or (directory / value).is_dir()
 

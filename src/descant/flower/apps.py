@@ -6,6 +6,7 @@ seconds a round; `descant server` and `descant client` do without. What they do 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from descant.errors import UsageError
-from descant.experiment.config import Experiment
-from descant.flower.commands import load_experiment
+from descant.flower.commands import read_experiment
 from descant.flower.exchange import Exchange
 from descant.flower.lead import lead
 from descant.flower.letters import Letter, Refused
 from descant.flower.node import Node
 from descant.flower.nodes import Rules
-from descant.report.federation import client_lines, server_lines
+from descant.report.federation import ServerDisplay
+from descant.report.federation_client import ClientDisplay
+from descant.terminal import make_console
 
 server_app = ServerApp()
 client_app = ClientApp()
@@ -33,14 +35,15 @@ def main(grid: Grid, context: Context) -> None:
     """Lead a federation. Of the run config: experiment (a file), clients, out; and, if wanted, deadline,
     at-least and max-norm."""
     config = context.run_config
-    experiment: Experiment = load_experiment(Path(_text(config, "experiment")), [])
+    experiment = read_experiment(Path(_text(config, "experiment")), [])
     rules = {name: config[key] for name, key in
              (("deadline", "deadline"), ("at_least", "at-least"), ("max_norm", "max-norm")) if key in config}
     clients = config.get("clients")
     if not isinstance(clients, int) or clients < 1:
         raise UsageError(f"clients in the run config must be a whole number of at least 1, not {clients!r}")
-    lead(experiment, Exchange(grid), Path(_text(config, "out")), clients,
-         Rules(**rules), server_lines())  # type: ignore[arg-type]
+    out = Path(_text(config, "out"))
+    with ServerDisplay(make_console(), clients, out) as display:
+        lead(experiment, Exchange(grid), out, clients, Rules(**rules), display)  # type: ignore[arg-type]
 
 
 @client_app.train()
@@ -49,13 +52,14 @@ def answer(message: Message, context: Context) -> Message:
     config = context.node_config
     name = _text(config, "name")
     allowed = str(config.get("allow", "")).split(",")
-    node = Node(name, _text(config, "data"), Path(str(config.get("dir", f"descant-{name}"))), client_lines(),
-                allowed=allowed)
-    try:
-        order = Letter.read(message.content)
-    except Refused as error:  # whose text is ours
-        return Message(Letter({"failed": str(error)}).content(), reply_to=message)
-    return Message(node.answer(order).content(), reply_to=message)
+    place = Path(str(config.get("dir", f"descant-{name}")))
+    with ClientDisplay(make_console(), name, threading.Event(), True) as display:
+        node = Node(name, _text(config, "data"), place, display, allowed=allowed)
+        try:
+            found = node.answer(Letter.read(message.content))
+        except Refused as error:  # whose text is ours
+            found = Letter({"failed": str(error)})
+    return Message(found.content(), reply_to=message)
 
 
 def _text(config: Mapping[str, Any], name: str) -> str:

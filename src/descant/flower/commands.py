@@ -227,8 +227,8 @@ def _server_keys(place: Path | None, insecure: bool, host: str | None, clients: 
         _refuse_both(place)
         return None
     if place is None:
-        raise UsageError("--keys is missing: name the folder DIR/server that `descant certificates DIR` made; "
-                         "or try it within this machine with --insecure")
+        raise UsageError("--keys is missing: name the folder DIR/server that `descant certificates DIR` "
+                         "made; or try it within this machine with --insecure")
     keys = ServerKeys.load(place)
     if host is not None and host not in (EVERYWHERE, "::"):
         keys.require_host(host)
@@ -331,7 +331,8 @@ def client(
             except KeyboardInterrupt as error:
                 kind = Terminated if isinstance(error, Terminated) else KeyboardInterrupt
                 raise kind(f"stopped; the same command goes on with what is in {place}") from None
-        display.conclude()
+        if display.code:
+            raise typer.Exit(display.code)  # it has said why
 
 
 def _client_keys(place: Path | None, insecure: bool, name: str, is_loopback: bool) -> ClientKeys | None:

@@ -18,6 +18,7 @@ from descant.flower.letters import Letter, Refused
 
 PAUSE, LONGEST_PAUSE = 0.02, 0.25  # seconds between looks for answers: longer the longer none came
 LOOK = 1.0  # seconds between looks at who is there
+SPARE = 30.0  # seconds that a message outlives its deadline: who is late is for us to say, not for Flower
 UNAVAILABLE = 5  # Flower's code for a node that went away
 
 
@@ -94,7 +95,7 @@ class Exchange:
               sent: dict[str, tuple[int, str]]) -> None:
         if not letters:
             return
-        ttl = max(1.0, deadline - time.monotonic())
+        ttl = max(0.0, deadline - time.monotonic()) + SPARE
         messages = [self._grid.create_message(letter.content(), "train", node, "", ttl)
                     for node, letter in letters.items()]
         for node, message in zip(letters, self._grid.push_messages(messages), strict=True):

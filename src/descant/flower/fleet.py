@@ -163,7 +163,7 @@ class _Node:
                 self._node = None
                 self._lose("the server was restarted")
             except (_Over, _Refused):
-                pass  # nobody waits for the answer
+                self._wait(SHORTEST)  # nobody waits for the answer
 
     # -- being there -----------------------------------------------------------------------------
 
@@ -173,12 +173,12 @@ class _Node:
         if (old := self._kept()) is not None:
             with contextlib.suppress(_Unknown, _Over, _Refused):
                 self._call(self._api.DeactivateNode, DeactivateNodeRequest(node_id=old))
-        if not self._is_encrypted:
-            with contextlib.suppress(_Refused):  # registered already
-                self._call(self._api.RegisterNode, RegisterNodeFleetRequest(public_key=self._public))
         request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=INTERVAL)
         while True:
             try:
+                if not self._is_encrypted:
+                    with contextlib.suppress(_Refused):  # registered already
+                        self._call(self._api.RegisterNode, RegisterNodeFleetRequest(public_key=self._public))
                 found = self._call(self._api.ActivateNode, request)
                 break
             except _Unknown as error:  # said to who presents a key and no node: the signature is refused

@@ -85,6 +85,8 @@ class Link:
         if hasattr(self, "grid"):
             self.grid.close()
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # which it takes for the end
         try:
@@ -119,7 +121,7 @@ class Link:
                           server_name=None if keys is None else HERE[0])
         client = connect(RuntimeHttpClient, self.address, None if keys is None else keys.ca, [headers],
                          Patience(self.check))
-        # Flower keeps the run for which messages are made in a global of the process.
+        # Flower looks in these globals when a message is made.
         TaskIdentity.task_id, TaskIdentity.run_id = opened.task, opened.run
         TaskIdentity.node_id = SUPERLINK_NODE_ID
         self.grid = LinkGrid(client, opened)
@@ -184,9 +186,11 @@ def open_link(host: str, port: int, keys: ServerKeys | None, log: Path) -> Link:
 
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens, so that nobody else can take the port while the process starts."""
+    if not 0 <= port < 2**16:
+        raise UsageError(f"a port is a number up to 65535, not {port}")
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError, OverflowError):
+    except (OSError, UnicodeError):
         raise UsageError(f"{host!r} is not a name or an address of this machine: choose one with --host"
                          ) from None
     family, kind, protocol, _, address = infos[0]
@@ -195,9 +199,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(1024)
-    except OverflowError:
-        listener.close()
-        raise UsageError(f"a port is a number up to 65535, not {port}") from None
     except OSError as error:
         listener.close()
         raise UsageError({
@@ -253,6 +254,12 @@ class LinkGrid(HttpGrid):
 
     def _connect(self) -> None:
         raise DescantError("the connection to the SuperLink is closed")
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:  # made for the run that was opened last
+            message.metadata.__dict__["_run_id"] = self._run_id
+        return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies to these messages that are there as a whole; each of them once."""

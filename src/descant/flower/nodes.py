@@ -165,9 +165,9 @@ class Nodes(Backend):
         for name, leaf in leaves(value.upload):
             origin = still.get(name, torch.zeros_like(leaf)).nan_to_num(0.0, 0.0, 0.0)
             total += float((leaf.double() - origin.double()).square().sum())
-        norm = math.sqrt(total) if math.isfinite(total) else math.inf
-        if norm > self._rules.max_norm:
-            raise Refused(f"its update has norm {norm:.4g}, and {self._rules.max_norm:g} is allowed")
+        if math.isfinite(total) and math.sqrt(total) > self._rules.max_norm:  # the rest is looked for by others
+            raise Refused(f"its update has norm {math.sqrt(total):.4g}, and {self._rules.max_norm:g} is "
+                          "allowed")
 
     def _wait(self, clients: list[int], least: int | None = None) -> None:
         """Until enough of these clients are connected. The first time, everybody is waited for, as long as a

@@ -52,6 +52,11 @@ class Display:
         return ""
 
 
+def line(text: str) -> Text:
+    """One line of what changes: the rest of it is cut off."""
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
+
+
 def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from descant.flower.roster import read_members
-from descant.report.display import JOBS, Display, listed, method, printable
+from descant.report.display import JOBS, Display, line, listed, method
 from descant.report.outcome import worth
 from descant.report.table import metrics
 from descant.units import duration, figure, size, times
@@ -162,12 +161,12 @@ class ServerDisplay(Display):
         states = self._states()
         grid = Table.grid(padding=(0, 2))
         for name, state in states[:SHOWN]:
-            grid.add_row(Text(f"  {printable(name)}"), Text(printable(state)))
-        parts: list[RenderableType] = [Text(f"{self._doing}{self._count()}"), grid]
+            grid.add_row(line(f"  {name}"), line(state))
+        parts: list[RenderableType] = [line(f"{self._doing}{self._count()}"), grid]
         if len(states) > SHOWN:
-            parts.append(Text(f"  and {times(len(states) - SHOWN, 'client')} more"))
+            parts.append(line(f"  and {times(len(states) - SHOWN, 'client')} more"))
         if self._scores:
-            parts.append(Text(self._scores))
+            parts.append(line(self._scores))
         return Group(*parts)
 
     def _count(self) -> str:

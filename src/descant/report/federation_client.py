@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
-from rich.text import Text
 
-from descant.errors import DescantError
-from descant.report.display import JOBS, Display, method
+from descant.errors import DescantError, UsageError
+from descant.report.display import JOBS, Display, line, method, printable
 from descant.report.outcome import show_own
 from descant.units import size, times
 
@@ -20,12 +20,18 @@ if TYPE_CHECKING:
     from descant.flower.letters import Letter
     from descant.flower.plan import Plan
 
-ECHO = ("what", "nonce", "name", "job", "number", "session", "client", "ready")  # as the server's order has it
+# what an answer repeats of the server's order
+ECHO = ("what", "nonce", "name", "job", "number", "session", "client", "ready")
+
+
+# Flower drops the answers of a node that has left: it stays until the server has gone, or at least so long
+# (in seconds) that a busy server has fetched the last one
+LINGER = 10.0
 
 
 class ClientDisplay(Display):
-    """Watches a node and its connection. It also ends them, as soon as the answer that says so has been
-    sent: when the model is there, or when the client cannot take part."""
+    """Watches a node and its connection. It also ends them, after the answer that says so has been sent: when
+    the model is there, or when the client cannot take part."""
 
     def __init__(self, console: Console, name: str, stop: threading.Event, stay: bool) -> None:
         self._name = name
@@ -36,8 +42,14 @@ class ClientDisplay(Display):
         self._told: dict[str, list[str]] = {}  # of what tensors the answers to an order consist
         self._answers, self._bytes_out, self._bytes_in = 0, 0, 0
         self._outcome: tuple[dict[str, Any], Path] | None = None
-        self._fatal: DescantError | None = None
+        self.code = 0  # with which the process should end
+        self._leaving: threading.Timer | None = None
         super().__init__(console)
+
+    def close(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+        super().close()
 
     def begin(self, address: str, data: str, directory: Path) -> None:
         self._address = address
@@ -56,6 +68,9 @@ class ClientDisplay(Display):
         self._doing = "waiting for the server"
 
     def lost(self, reason: str) -> None:
+        if self._leaving is not None:
+            self._stop.set()
+            return
         self.say(f"not connected: {reason}; trying on")
         self._doing = "trying to connect"
 
@@ -64,8 +79,23 @@ class ClientDisplay(Display):
 
     def sent(self, count: int) -> None:
         self._bytes_out += count
-        if self._fatal is not None or (self._outcome is not None and not self._stay):
-            self._stop.set()
+        if self._outcome is not None:
+            figures, place = self._outcome
+            show_own(self._console, figures)
+            self.say(f"your model: {place}; what it is: {place.with_suffix('.json')}")
+            self._outcome = None
+            self._doing = "the model is there"
+            if not self._stay:
+                self._leave()
+        elif self.code:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._leaving is None:
+            self._doing += "; leaving in a moment"
+            self._leaving = threading.Timer(LINGER, self._stop.set)
+            self._leaving.daemon = True
+            self._leaving.start()
 
     # -- the work --------------------------------------------------------------------------------
 
@@ -100,30 +130,23 @@ class ClientDisplay(Display):
 
     def finished(self, figures: dict[str, Any], place: Path) -> None:
         self._outcome = figures, place
-        self._doing = "has its model"
 
     def failed(self, what: str, error: Exception) -> None:
         if str(error) == "not joined":  # the server lets it join again
             return
         reason = str(error) if isinstance(error, DescantError) else f"{type(error).__name__}: {error}"
         if what in ("hello", "join"):  # that will not get better by itself
-            self._fatal = error if isinstance(error, DescantError) else DescantError(reason)
+            if not self.code:
+                self.close()
+                print(f"error: {printable(reason)}", file=sys.stderr, flush=True)
+            self.code = 2 if isinstance(error, UsageError) else 1
             return
         self.say(f"failed ({what}): {reason}")
-
-    def conclude(self) -> None:
-        """What to say when the client has ended by itself."""
-        if self._fatal is not None:
-            raise self._fatal
-        if self._outcome is not None:
-            figures, place = self._outcome
-            show_own(self._console, figures)
-            self.say(f"your model: {place}; what it is: {place.with_suffix('.json')}")
 
     # -- on a terminal ---------------------------------------------------------------------------
 
     def lines(self) -> RenderableType:
-        return Text(f"{self._doing}  ({times(self._answers, 'answer')}: {size(self._bytes_out)} sent, "
+        return line(f"{self._doing}  ({times(self._answers, 'answer')}: {size(self._bytes_out)} sent, "
                     f"{size(self._bytes_in)} received)")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -27,8 +26,8 @@ def show_outcome(console: Console, names: Sequence[str], served: Mapping[str, Fi
     rows = {name: served[name] for name in dict.fromkeys([*names, *served]) if name in served}
     if rows:
         metric = main_metric(next(iter(rows.values())))
-        console.print(f"\n{metric} on the clients' own test rows (of the round that is best on validation rows)",
-                      soft_wrap=True)
+        console.print(f"\n{metric} on the clients' own test rows, in the round that is best on their "
+                      "validation rows", soft_wrap=True)
         console.print(_all(rows, metric, names))
         console.print()
     for label, text in {
