@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -48,8 +49,10 @@ def main() -> int:
                     return 1
         for name in data:
             processes[name].wait(PATIENCE if server.returncode == 0 else 1)
-    except KeyboardInterrupt:
-        pass  # the terminal has told the others, too; whoever has not heard it is told below
+    except KeyboardInterrupt:  # a terminal has told the others, too; who has not heard it is told below
+        end(processes.values())
+        print("stopped: no process is left", file=sys.stderr)
+        return 130
     except subprocess.TimeoutExpired:
         print("a client has not ended by itself", file=sys.stderr)
     finally:
@@ -104,9 +107,11 @@ def tail(log: Path) -> str:
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
 
 
-def end(processes: object) -> None:
+def end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
     """Ask those that still run to end; make them, if they do not."""
-    running = [process for process in processes if process.poll() is None]  # type: ignore[attr-defined]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # one Ctrl-C is enough
+    running = [process for process in processes if process.poll() is None]
     for process in running:
         process.terminate()
     for process in running:
@@ -122,5 +127,6 @@ def interrupt(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, interrupt)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, interrupt)
     sys.exit(main())

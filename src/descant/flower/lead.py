@@ -1,8 +1,8 @@
 """The server's side from the first client to the last: gather, play the rounds, hand out the models.
 
 The rounds themselves are an ordinary run (`experiment/run.py`) with nodes for a backend, so that metrics,
-checkpoints and the choice of the best round are what they are in simulation. The server has the method's
-state, the clients' names and how many rows they have; never a row, a client's state or a personal model.
+checkpoints and the choice of the best round are what they are in simulation. The server keeps the method's
+state, the clients' names and how many rows they have; no row, and no client's state.
 """
 
 from __future__ import annotations

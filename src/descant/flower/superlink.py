@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import gc
 import json
 import logging
 import os
@@ -178,8 +179,12 @@ def serve(orders: Orders, report: Callable[[Opened], None], is_wanted: Callable[
         time.sleep(0.01)
     if server.started:
         report(_open_run(state, NOOP_FEDERATION_ID, NOOP_FLWR_AID))
+    # Requests leave their bodies, of megabytes, in cycles that Python would look for too seldom. What is
+    # there from the start is left out, so that looking costs little.
+    gc.collect()
+    gc.freeze()
     while thread.is_alive() and is_wanted():
-        pass
+        gc.collect()
     server.should_exit = True
     thread.join(3)
 
