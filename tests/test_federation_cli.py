@@ -205,6 +205,18 @@ def test_a_certificate_that_has_ended(home, keys, monkeypatch):
             "server.pem ended on", "descant certificates")
 
 
+def _blocks(language: str) -> list[str]:
+    text = (Path(__file__).parent.parent / "docs" / "federation.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_experiments_of_the_document_and_the_examples_are_valid(home):
+    (home / "document.toml").write_text(_blocks("toml")[0])
+    assert read_experiment(Path("document.toml"), []).data.dataset.name == "nodes"
+    for path in (Path(__file__).parent.parent / "examples" / "federation").glob("*.toml"):
+        assert read_experiment(path, []).train.rounds <= 30
+
+
 def test_a_folder_need_not_be_where_the_server_is(home):
     experiment = read_experiment(Path("tables.toml"), [])
     assert experiment.data.dataset.name == "nodes"
@@ -415,6 +427,9 @@ def test_a_client_shows_what_it_sends_and_ends_with_its_model(home, monkeypatch)
         assert text in result.out, result.out
     assert re.search(r"accuracy +\d\.\d{4} +\d\.\d{4} +\d\.\d{4} +[+-]\d", result.out)
     assert (home / "descant-north" / "model.safetensors").exists()
+    scope: dict[str, Any] = {}
+    exec(_blocks("python")[0], scope)  # what the document says of the model
+    assert scope["network"].head.out_features == 10
     again, _, stayed = take_part(monkeypatch, home, "--stay")
     assert not stayed
     assert "a model is there from before" in again.out

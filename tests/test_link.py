@@ -224,6 +224,25 @@ def test_a_message_that_nobody_will_answer_is_forgotten(federation):
     assert ask(link, {node: content(turn=2)}, 10)[node]["facts"]["turn"] == 2
 
 
+def test_forgotten_messages_take_no_memory(federation):
+    link = federation.link
+    node = online(link)["south"]
+    status = Path("/proc") / str(link.process) / "status"
+
+    def megabytes() -> int:
+        lines = status.read_text().splitlines()
+        return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
+
+    # a node that is busy fetches nothing more
+    (busy,) = link.grid.push_messages([Message(content(seconds=4.0), node, "train")])
+    time.sleep(0.3)
+    begin = megabytes()
+    for turn in range(15):
+        link.forget(link.grid.push_messages([Message(content(np.full(10**6, turn)), node, "train")]))
+    assert megabytes() < begin + 60
+    until(lambda: link.grid.pull_messages([busy]))
+
+
 def test_a_port_in_use(federation, tmp_path):
     port = federation.link.port
     with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use: choose another with --port"):
