@@ -168,7 +168,7 @@ def test_a_server_that_is_killed_goes_on(tmp_path: Path) -> None:
 LIAR = """
 import json, sys, torch
 from descant.flower import node
-from descant.flower.letters import Letter
+from descant.flower.letters import Packed
 
 honest, kept, count = node.Node._work, [], [0]
 
@@ -177,10 +177,9 @@ def lie(self, order):
     if letter.facts["job"] != "local":
         return letter
     count[0] += 1
-    theta = letter.whole("value")["value.upload.theta"]
+    theta = letter.tensors["value.upload.theta"].tensor("theta", None)
     def with_(tensor):
-        return letter._replace(tensors=letter.tensors | {
-            "value.upload.theta": Letter.of({}, a=tensor).tensors["a"]})
+        return letter._replace(tensors={**letter.tensors, "value.upload.theta": Packed.of(tensor)})
     kept.append(letter)
     return [letter, with_(theta * torch.nan), with_(theta[:-1]), with_(theta.float()), with_(theta.repeat(2000)),
             with_(theta * 1e9), letter._replace(facts=kept[0].facts)][count[0] - 1]

@@ -9,7 +9,7 @@ import shutil
 import statistics
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import descant
+from descant.algorithm import Message
 from descant.algorithms import ALGORITHMS
 from descant.engine.backend import InProcess
 from descant.engine.choose import templates
@@ -32,12 +33,12 @@ from helpers import assert_same
 
 flower = pytest.importorskip("flower_helpers", reason="Flower is missing: pip install 'descant[flower]'")
 
-Array, ConfigRecord, RecordDict = (getattr(pytest.importorskip("flwr.app"), name)
-                                   for name in ("Array", "ConfigRecord", "RecordDict"))
+ConfigRecord, RecordDict = (getattr(pytest.importorskip("flwr.app"), name)
+                            for name in ("ConfigRecord", "RecordDict"))
 
 from descant.flower.exchange import Exchange  # noqa: E402 (Flower may be missing)
 from descant.flower.keep import States  # noqa: E402
-from descant.flower.letters import Letter  # noqa: E402
+from descant.flower.letters import Letter, Packed  # noqa: E402
 from descant.flower.nodes import Rules  # noqa: E402
 from descant.flower.plan import read_experiment, tables_of  # noqa: E402
 from descant.flower.roster import FRESH, Roster  # noqa: E402
@@ -397,52 +398,51 @@ def forged(change: Any) -> Any:
 
 def with_theta(make: Any) -> Any:
     def change(letter: Letter) -> Letter:
-        theta = letter.whole("value")["value.upload.theta"]
-        made = Letter.of({}, value=Upload(Theta(make(theta))))
-        return letter._replace(tensors=letter.tensors | made.tensors)
+        theta = letter.tensors["value.upload.theta"].tensor("theta", None)
+        return letter._replace(tensors={**letter.tensors, "value.upload.theta": Packed.of(make(theta))})
 
     return forged(change)
-
-
-class Theta(NamedTuple):
-    theta: torch.Tensor
-
-
-class Upload(NamedTuple):
-    upload: Theta
 
 
 def claimed(**fields: Any) -> Any:
-    """An array that says of itself what is not so."""
+    """A tensor that says of itself what is not so."""
     def change(letter: Letter) -> Letter:
-        array = letter.tensors["value.upload.theta"]
-        told = {"dtype": array.dtype, "shape": array.shape, "stype": array.stype, "data": array.data} | fields
-        return letter._replace(tensors=letter.tensors | {"value.upload.theta": Array(**told)})
+        told = letter.tensors["value.upload.theta"]._replace(**fields)
+        return letter._replace(tensors={**letter.tensors, "value.upload.theta": told})
 
     return forged(change)
 
 
-def raw(record: str, value: Any) -> Any:
-    return forged(lambda letter: RecordDict({record: ConfigRecord({"facts": value})}))
+def raw(record: str, facts: Any, **others: Any) -> Any:
+    return forged(lambda letter: RecordDict({record: ConfigRecord({"facts": facts, **others})}))
 
 
 def facts(**changes: Any) -> Any:
     return forged(lambda letter: letter._replace(facts=letter.facts | changes))
 
 
-OTHER = Letter.of({}, other=torch.ones(3)).tensors
+OTHER = dict(Letter.of({}, other=torch.ones(3)).tensors)
 LIES: dict[str, tuple[Any, str]] = {
     "nan": (with_theta(lambda t: t * torch.nan), "upload.theta is not finite"),
     "inf": (with_theta(lambda t: t / 0), "upload.theta is not finite"),
     "shape": (with_theta(lambda t: t[:-1]), r"upload.theta has shape \(649,\) of float64, expected \(650,\)"),
     "size": (with_theta(lambda t: t.repeat(1000)), r"has shape \(650000,\)"),
     "type": (with_theta(lambda t: t.float()), "of float32, expected .* of float64"),
-    "bytes": (claimed(data=b"\0" * 16), "has 16 bytes, expected 5200"),
-    "negative": (claimed(shape=(-650,)), r"has shape \(-650,\)"),
-    "pickle": (claimed(stype="pickle", data=b"cos\nsystem\n(S'true'\ntR."), "stored as 'pickle'"),
-    "dtype": (claimed(dtype="object"), "is of type 'object'"),
+    "bytes": (claimed(data=b"\0" * 16), "its value has 24 bytes, expected 5208"),
+    "negative": (claimed(shape=(-650,)), "does not describe a tensor"),
+    "real shape": (claimed(shape=(650.0,)), "does not describe a tensor"),
+    "no shape": (claimed(shape=None), "does not describe a tensor"),
+    "dtype": (claimed(dtype="object"), "does not describe a tensor"),
+    "pickle": (claimed(dtype="object", data=b"cos\nsystem\n(S'true'\ntR."), "does not describe a tensor"),
+    "unlisted": (raw("descant", "{}", tensors="{}", value=b"1"), "bytes that it does not list: 'value'"),
+    "list": (raw("descant", "{}", tensors="[]"), "its tensors are not a JSON object"),
+    "other list": (raw("descant", "{}", tensors='{"value": 3}'), "does not describe a tensor"),
+    "twice": (raw("descant", "{}", tensors='{"value": [["value", "bool", [1]], ["value", "bool", [1]]]}',
+                  value=b"12"), "does not describe a tensor"),
+    "bomb": (raw("descant", "{}", tensors='{"value": [["value", "float64", [1000000000, 1000000000]]]}'),
+             "its value has 0 bytes, expected 8000000000000000000"),
     "missing": (forged(lambda letter: letter._replace(tensors={})), "value.* is missing"),
-    "more": (forged(lambda letter: letter._replace(tensors=letter.tensors | OTHER)), "other is not expected"),
+    "more": (forged(lambda letter: letter._replace(tensors={**letter.tensors, **OTHER})), "other is not expected"),
     "job": (facts(job="score"), "it answers another order"),
     "round": (facts(number=99), "it answers another order"),
     "steps": (facts(steps=-1), "it claims -1 gradient steps"),
@@ -497,9 +497,9 @@ def test_the_norm_of_updates_is_bounded(method: str, tmp_path: Path) -> None:
         letter = Letter.read(answer(content))
         if letter.facts.get("job") not in ("local", "opening"):
             return letter.content()
-        grown = {name: Letter.of({}, a=1e3 * tensor + 1e3).tensors["a"] for name, tensor
-                 in letter.whole("value").items() if tensor.is_floating_point() and ".upload" in name}
-        return letter._replace(tensors=letter.tensors | grown).content()
+        own = {name: packed.tensor(name, None) for name, packed in letter.tensors.items() if ".upload" in name}
+        grown = {name: Packed.of(1e3 * t + 1e3) for name, t in own.items() if t.is_floating_point()}
+        return letter._replace(tensors={**letter.tensors, **grown}).content()
 
     rules = Rules(deadline=5, max_norm=500.0)
     grid = flower.Grid(nodes | {"2": scaled})
@@ -637,5 +637,22 @@ def test_nothing_but_tensors_counts_and_figures_leaves_a_client(tmp_path: Path) 
             "value.upload.model.theta", "value.upload.model.stats", "value.loss",
             *(f"value.{who}.{what}" for who in ("personal", "shared")
               for what in ("validation", "test", "error"))}
-        for array in letter.tensors.values():
-            assert not any(row in array.data for row in rows)
+        for packed in letter.tensors.values():
+            assert not any(row in packed.data for row in rows)
+
+
+@pytest.mark.parametrize("size", [10, 10**6])
+def test_letters_arrive_as_they_were_sent(size: int) -> None:
+    """Small ones with their facts, large ones as arrays: whatever is in them, empty tensors too."""
+    sent = Message(Model(torch.randn(size), torch.zeros(0)), (torch.tensor(True), torch.arange(3), ()))
+    letter = Letter.of({"what": "x", "n": 1}, shared=sent.shared, each=sent.each)
+    content = letter.content()
+    assert ("pieces" in content) is (size > 10)
+    found = Letter.read(content)
+    assert found.facts == {"what": "x", "n": 1}
+    assert_same(found.tree("shared", sent.shared), sent.shared)
+    assert_same(found.tree("each", sent.each), sent.each)
+    # what is the same for two clients is the same piece
+    other = Letter.of({"what": "y"}, shared=sent.shared, each=(torch.tensor(False), torch.arange(3), ()))
+    if size > 10:
+        assert other.content()["pieces"]["shared"].data == content["pieces"]["shared"].data

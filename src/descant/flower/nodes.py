@@ -109,7 +109,7 @@ class Nodes(Backend):
         best = self._run.snapshot("best").store
         facts = {"what": "work", "job": job, "number": number, "session": self._plan.session,
                  "counted": int(store.last_round[client]), "kept": [int(best.last_round[client])]}
-        return Letter(facts, shared | Letter.of({}, each=each).tensors)
+        return Letter(facts, {**shared, **Letter.of({}, each=each).tensors})
 
     def _ask(self, job: Job, number: int, orders: dict[int, Letter], message: Message, place: dict[int, int],
              found: dict[int, tuple[Tree, int]], failed: dict[int, str]) -> dict[int, str]:
