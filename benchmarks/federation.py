@@ -57,10 +57,10 @@ def main() -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
-        clients = [run(base, "client", "--server", f"127.0.0.1:{port}", "--name", name, "--data", f"digits:{k}",
-                       "--keys", f"keys/{name}") for k, name in enumerate(names)]
-        server = run(base, "server", "experiment.toml", "--clients", given.clients, "--keys", "keys/server", "--out",
-                     "out", "--port", port, "--host", "127.0.0.1", "--no-alone")
+        clients = [run(base, "client", "--server", f"127.0.0.1:{port}", "--name", name, "--keys",
+                       f"keys/{name}", "--data", f"digits:{k}") for k, name in enumerate(names)]
+        server = run(base, "server", "experiment.toml", "--clients", given.clients, "--keys", "keys/server",
+                     "--out", "out", "--port", port, "--host", "127.0.0.1", "--no-alone")
         for process in (server, *clients):
             stack.callback(end, process)
         peaks: list[tuple[int, float, float]] = []  # round, megabytes of server and SuperLink

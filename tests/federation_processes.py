@@ -25,8 +25,9 @@ class Process:
         self._from = log.stat().st_size if log.exists() else 0
         start = [sys.executable, "-m", "descant"] if python is None else [sys.executable, "-c", python]
         with log.open("ab") as file:
-            self.process = subprocess.Popen([*start, *map(str, command)], stdin=subprocess.DEVNULL, stdout=file,
-                                            stderr=file, start_new_session=True, cwd=log.parent)
+            self.process = subprocess.Popen(
+                [*start, *map(str, command)], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                start_new_session=True, cwd=log.parent)
         STARTED.append(self.process)
 
     @property

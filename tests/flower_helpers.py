@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from descant.experiment.config import Experiment
@@ -19,6 +20,7 @@ from descant.flower.letters import Letter
 from descant.flower.node import Node
 from descant.flower.nodes import Rules
 
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # which Flower's messages want to know
 Answer = Callable[[RecordDict], RecordDict | None]  # None: no answer comes
 
 
@@ -59,16 +61,12 @@ class Grid:
                                 last_activated_at=self.since[node])
                 for node, name in self.ids.items() if name not in self.offline]
 
-    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str,
-                       ttl: float | None = None) -> Any:
-        return SimpleNamespace(content=content, node=dst_node_id)
-
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
         made = []
         for message in messages:
             self._count += 1
             made.append(f"message {self._count}")
-            name = self.ids[message.node]
+            name = self.ids[message.metadata.dst_node_id]
             self.sent.append((name, message.content))
             answer = self.answers[name](message.content)
             if answer is not None:

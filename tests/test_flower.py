@@ -353,7 +353,9 @@ def test_another_federation_is_not_continued(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="of 4 clients, not 3: start it with --clients 4"):
         flower.federate(experiment("fedavg"), grid, tmp_path / "server", clients=3)
     wanted = experiment("fedavg", train={"rounds": 5})
-    longer = flower.federate(wanted, grid, tmp_path / "server", alone=False)
+    watcher = flower.Quiet()
+    longer = flower.federate(wanted, grid, tmp_path / "server", alone=False, watcher=watcher)
+    assert {*dict(watcher.of("served"))} == {*DATA}, "the models of the longer training"
     assert_same(longer.snapshot("last").server, simulated(wanted).snapshot("last").server, 1e-10)
 
 
@@ -436,13 +438,14 @@ LIES: dict[str, tuple[Any, str]] = {
     "pickle": (claimed(dtype="object", data=b"cos\nsystem\n(S'true'\ntR."), "does not describe a tensor"),
     "unlisted": (raw("descant", "{}", tensors="{}", value=b"1"), "bytes that it does not list: 'value'"),
     "list": (raw("descant", "{}", tensors="[]"), "its tensors are not a JSON object"),
-    "other list": (raw("descant", "{}", tensors='{"value": 3}'), "does not describe a tensor"),
+    "other list": (raw("descant", "{}", tensors='{"value": 3}'), "3 does not describe tensors"),
     "twice": (raw("descant", "{}", tensors='{"value": [["value", "bool", [1]], ["value", "bool", [1]]]}',
                   value=b"12"), "does not describe a tensor"),
     "bomb": (raw("descant", "{}", tensors='{"value": [["value", "float64", [1000000000, 1000000000]]]}'),
              "its value has 0 bytes, expected 8000000000000000000"),
     "missing": (forged(lambda letter: letter._replace(tensors={})), "value.* is missing"),
-    "more": (forged(lambda letter: letter._replace(tensors={**letter.tensors, **OTHER})), "other is not expected"),
+    "more": (forged(lambda letter: letter._replace(tensors={**letter.tensors, **OTHER})),
+             "other is not expected"),
     "job": (facts(job="score"), "it answers another order"),
     "round": (facts(number=99), "it answers another order"),
     "steps": (facts(steps=-1), "it claims -1 gradient steps"),
@@ -497,8 +500,9 @@ def test_the_norm_of_updates_is_bounded(method: str, tmp_path: Path) -> None:
         letter = Letter.read(answer(content))
         if letter.facts.get("job") not in ("local", "opening"):
             return letter.content()
-        own = {name: packed.tensor(name, None) for name, packed in letter.tensors.items() if ".upload" in name}
-        grown = {name: Packed.of(1e3 * t + 1e3) for name, t in own.items() if t.is_floating_point()}
+        own = {name: packed.tensor(name, None) for name, packed in letter.tensors.items()}
+        grown = {name: Packed.of(1e3 * t + 1e3) for name, t in own.items()
+                 if ".upload" in name and t.is_floating_point()}
         return letter._replace(tensors={**letter.tensors, **grown}).content()
 
     rules = Rules(deadline=5, max_norm=500.0)

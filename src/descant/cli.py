@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import typer.core
 
 from descant._version import __version__
 from descant.errors import DescantError, UsageError
@@ -21,6 +22,8 @@ from descant.files import write_atomic
 from descant.flower import commands as federation
 from descant.terminal import DataDir, Settings, failures_told, make_console
 
+# Typer up to 0.20, which Flower holds us to, else marks the brackets in its help as if it were markup
+typer.core.HAS_RICH = False
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,

@@ -324,7 +324,7 @@ def _read_clients(directory: Path) -> dict[str, bytes]:
     found = {path.stem: public_pem(_read_public(path)) for path in sorted(directory.glob("*.pub"))}
     if not found:
         raise UsageError(f"{directory} has no client's key: add clients with: descant certificates "
-                         f"{directory.parent.parent} --host HOST NAME ...")
+                         f"{directory.parent.parent} --host HOST --client NAME")
     if wrong := [name for name in found if not is_name(name)]:
         raise UsageError(f"{directory / f'{wrong[0]}.pub'}: {wrong[0]!r} cannot be the name of a client")
     owners: dict[bytes, str] = {}

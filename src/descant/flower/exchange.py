@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from descant.flower.letters import Letter, Refused
 
-PAUSE, LONGEST_PAUSE = 0.02, 0.25  # seconds between looks for answers: longer the longer none came
+PAUSE, LONGEST_PAUSE = 0.05, 0.25  # seconds between looks for answers: longer the longer none came
 LOOK = 1.0  # seconds between looks at who is there
 SPARE = 30.0  # seconds that a message outlives its deadline: who is late is for us to say, not for Flower
 UNAVAILABLE = 5  # Flower's code for a node that went away
@@ -96,8 +97,7 @@ class Exchange:
         if not letters:
             return
         ttl = max(0.0, deadline - time.monotonic()) + SPARE
-        messages = [self._grid.create_message(letter.content(), "train", node, "", ttl)
-                    for node, letter in letters.items()]
+        messages = [Message(letter.content(), node, "train", ttl=ttl) for node, letter in letters.items()]
         for node, message in zip(letters, self._grid.push_messages(messages), strict=True):
             if message:  # else nobody of that name is known any more
                 sent[message] = node, online[node].since

@@ -61,8 +61,8 @@ from descant.flower.wire import Address, connect, hush
 
 INTERVAL = 10.0  # seconds: the server takes a node for gone after twice that without a heartbeat
 BEAT = 4.0  # seconds between heartbeats: a few may be lost
-SHORTEST, LONGEST = 0.05, 1.0  # seconds between looks for a message
-PATIENCE = 20  # a look for each twentieth of the time that there has been no message
+SHORTEST, LONGEST = 0.1, 1.0  # seconds between looks for a message
+PATIENCE = 10  # a look for each twentieth of the time that there has been no message
 PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to reach the server
 AT_ONCE = 2  # objects that are on their way together
 

@@ -20,6 +20,7 @@ from descant.algorithm import Message
 from descant.data.spec import DataSpec
 from descant.engine.work import to_score
 from descant.errors import UsageError
+from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.experiment.run import Observer, Run
@@ -64,6 +65,8 @@ def lead(experiment: Experiment, exchange: Exchange, out: Path, clients: int, ru
         _, _, members = read_members(out / "federation.json")
         forms = plan.forms(task)
         watcher.gathered(plan, task)
+        if (out / "run" / "config.toml").exists() and layout.rounds(out / "run") < plan.train.rounds:
+            (out / "clients.json").unlink(missing_ok=True)  # more rounds, other models
         run = runs.lead(plan.setup(task, members), out / "run",
                         lambda run: Nodes(run, plan, forms, roster, rules, watcher), watcher)
         host = Host(run, plan, forms, roster, rules, watcher, out / "clients.json", alone)

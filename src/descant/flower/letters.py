@@ -1,8 +1,8 @@
 """What travels: facts as JSON, tensors as raw bytes beside a list of their names, types and shapes.
 
-A letter is the content of one Flower message, in either direction. Nothing is ever unpickled. What comes from
-the other side is read against what it must be: a tensor that is missing, unexpected, of another type, shape or
-length is refused before anything is made of its bytes.
+A letter is the content of one Flower message, in either direction. Nothing is ever unpickled. What comes
+from the other side is read against what it must be: a tensor that is missing, unexpected, of another type,
+shape or length is refused before anything is made of its bytes.
 
 Flower carries each record and each array of a message by a request of its own, some ten milliseconds each. So
 the tensors of a tree are one piece; and pieces that are small ride with the facts.
@@ -50,8 +50,8 @@ class Packed(NamedTuple):
     def tensor(self, name: str, template: Tensor | None) -> Tensor:
         dtype = TYPES[self.dtype]
         if template is not None and (dtype != template.dtype or self.shape != tuple(template.shape)):
-            raise Refused(f"{name} has shape {self.shape} of {self.dtype}, expected {tuple(template.shape)} of "
-                          f"{str(template.dtype).removeprefix('torch.')}")
+            raise Refused(f"{name} has shape {self.shape} of {self.dtype}, expected {tuple(template.shape)} "
+                          f"of {str(template.dtype).removeprefix('torch.')}")
         if not self.data:
             return torch.zeros(self.shape, dtype=dtype)
         return torch.frombuffer(bytearray(self.data), dtype=dtype).view(self.shape)
@@ -135,8 +135,10 @@ def _json(text: Any, name: str) -> dict[str, Any]:
 
 def _cut(prefix: str, entries: Any, piece: bytes) -> dict[str, Packed]:
     """The tensors that lie end to end in a piece, as it is listed."""
+    if not isinstance(entries, list):
+        raise Refused(f"{entries!r:.80} does not describe tensors")
     found, start = {}, 0
-    for entry in entries if isinstance(entries, list) else [None]:
+    for entry in entries:
         try:
             name, dtype, shape = entry
             size = TYPES[dtype].itemsize * math.prod(shape)

@@ -1,8 +1,8 @@
 """What a client does when the server asks: read the order, work on its own data, answer.
 
-The work is that of the simulator (`Work.execute`), for ONE client. What goes back is the method's upload, counts
-and figures; the client's state and its personal model stay in its directory (docs/privacy.md says in which
-methods the upload tells what they are).
+The work is that of the simulator (`Work.execute`), for ONE client. What goes back is the method's upload,
+counts and figures; the client's state and its personal model stay in its directory (docs/privacy.md says in
+which methods the upload tells what they are).
 """
 
 from __future__ import annotations

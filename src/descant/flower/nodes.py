@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from descant.errors import DescantError
 from descant.experiment.run import Run
 from descant.fields import Checked, hyper
 from descant.flower.exchange import Lost
-from descant.flower.letters import Letter, Refused
+from descant.flower.letters import Letter, Packed, Refused
 from descant.flower.plan import Forms, Plan
 from descant.flower.roster import Roster, refuse_failure
 from descant.tree import Tree, leaves, map_tree, stack, take
@@ -104,7 +104,7 @@ class Nodes(Backend):
     def close(self) -> None:
         """The nodes are not ours to end."""
 
-    def _order(self, job: Job, client: int, number: int, store: ClientStore, shared: dict[str, Any],
+    def _order(self, job: Job, client: int, number: int, store: ClientStore, shared: Mapping[str, Packed],
                each: Tree) -> Letter:
         best = self._run.snapshot("best").store
         facts = {"what": "work", "job": job, "number": number, "session": self._plan.session,
@@ -165,7 +165,8 @@ class Nodes(Backend):
         for name, leaf in leaves(value.upload):
             origin = still.get(name, torch.zeros_like(leaf)).nan_to_num(0.0, 0.0, 0.0)
             total += float((leaf.double() - origin.double()).square().sum())
-        if math.isfinite(total) and math.sqrt(total) > self._rules.max_norm:  # the rest is looked for by others
+        # what is not finite is told as such by those who look for it
+        if math.isfinite(total) and math.sqrt(total) > self._rules.max_norm:
             raise Refused(f"its update has norm {math.sqrt(total):.4g}, and {self._rules.max_norm:g} is "
                           "allowed")
 

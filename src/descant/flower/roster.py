@@ -75,7 +75,7 @@ class Roster:
     def _guest(self, seen: Seen, answer: Letter) -> Guest:
         refuse_failure(answer)
         name = answer.fact("name", str)
-        if not name.isprintable() or not 0 < len(name) <= 80:
+        if not name.isprintable() or not 0 < len(name) <= 100:
             raise Refused(f"{name!r:.80} is no name")
         if seen.name and name != seen.name:
             raise Refused(f"it calls itself {name!r}, but its key is that of {seen.name!r}")
