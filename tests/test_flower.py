@@ -168,6 +168,15 @@ def test_files_of_their_own(tmp_path: Path) -> None:
     assert_same_run(found, expected, 1e-10)
     with pytest.raises(UsageError, match="`descant server` leads"):
         simulated(away)
+    # what was done to the rows is in the manifest, for those that come later
+    federation = expected.setup.federation
+    for client, (name, path) in enumerate(files.items()):
+        constants = json.loads((tmp_path / name / "model.json").read_text())["preprocess"]
+        fill, mean, std = (torch.tensor(constants[part]).double() for part in ("fill", "mean", "std"))
+        raw = torch.from_numpy(away.schema.read(path)[0]).double()
+        done = (raw.where(~raw.isnan(), fill) - mean) / std
+        own = np.concatenate([federation.split(split)[client] for split in ("train", "validation", "test")])
+        assert_same(done, federation.x[torch.from_numpy(np.sort(own))], 1e-6)
 
 
 def test_what_each_is_worth_is_told(tmp_path: Path) -> None:

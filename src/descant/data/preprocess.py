@@ -93,21 +93,49 @@ class Preprocess(Checked):
             table.sub_(_as_column(mean, x)).div_(_as_column(std, x))
         return x
 
+    def constants(self, x: Tensor, training: np.ndarray) -> dict[str, list[float]]:
+        """What is done to the rows of a client as numbers for each column, so that it can be done to rows
+        that come later: (row with NaN replaced by `fill`, less `mean`) / `std`. `x` are its rows as they were
+        before, and `training` those that may be looked at."""
+        columns = x.shape[1] if x.dim() > 1 else 1
+        given = {name: torch.tensor(getattr(self, name) or (usual,), dtype=torch.float64).expand(columns)
+                 for name, usual in (("fill", 0.0), ("mean", 0.0), ("std", 1.0))}
+        block = x[torch.from_numpy(training)].reshape(len(training), columns, -1)
+        if self.impute == "constants":
+            block = block.where(~block.isnan(), _as_column(given["fill"], block))
+        found: dict[str, Tensor] = given if self.scale == "constants" else {"fill": given["fill"]}
+        if self.impute == "client":
+            found["fill"] = _averages(block, given["mean"])
+            block = block.where(~block.isnan(), _as_column(found["fill"], block))
+        if self.scale == "client":
+            found["mean"], found["std"] = _spread(block)
+        if self.impute == "none":
+            del found["fill"]
+        return {name: values.tolist() for name, values in found.items()}
+
     def _of_client(self, block: Tensor, training: int, zero: Tensor) -> Tensor:
         """One client's rows [rows, columns, values], of which the first `training` may be looked at; `zero`
         is what becomes 0 when constants scale it."""
         if self.impute == "client":
-            seen = block[:training].double()
-            known = ~seen.isnan()
-            count = known.sum((0, 2))
-            average = seen.nan_to_num(0.0).sum((0, 2)) / count.clamp(min=1)
-            block = block.where(~block.isnan(), _as_column(average.where(count > 0, zero), block))
+            block = block.where(~block.isnan(), _as_column(_averages(block[:training], zero), block))
         if self.scale == "client":
-            seen = block[:training].double()
-            mean, std = seen.mean((0, 2)), seen.std((0, 2), correction=0)
-            std = std.where(std > 1e-12 * mean.abs(), 1.0)  # what is constant up to rounding
+            mean, std = _spread(block[:training])
             block = (block - _as_column(mean, block)) / _as_column(std, block)
         return block
+
+
+def _averages(seen: Tensor, zero: Tensor) -> Tensor:
+    """The mean of each column's known values; `zero` for a column that has none."""
+    seen = seen.double()
+    count = (~seen.isnan()).sum((0, 2))
+    return (seen.nan_to_num(0.0).sum((0, 2)) / count.clamp(min=1)).where(count > 0, zero)
+
+
+def _spread(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each column; 1 in place of one that is 0 up to rounding."""
+    seen = seen.double()
+    mean, std = seen.mean((0, 2)), seen.std((0, 2), correction=0)
+    return mean, std.where(std > 1e-12 * mean.abs(), 1.0)
 
 
 def _as_column(values: Tensor, like: Tensor) -> Tensor:

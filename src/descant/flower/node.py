@@ -67,6 +67,7 @@ class Joined(NamedTuple):
     forms: Forms
     work: Work
     states: States
+    constants: dict[str, list[float]] | None  # what was done to the rows; None where a dataset did it
 
 
 class Node:
@@ -142,9 +143,11 @@ class Node:
         if plan.session != letter.fact("session", str):
             raise Mismatch("the server's idea of the experiment is another: the versions of descant differ")
         task = plan.task()
-        federation = self._read(tables).within(plan.frame(), client, experiment.data, plan.train.torch_dtype)
+        site = self._read(tables)
+        federation = site.within(plan.frame(), client, experiment.data, plan.train.torch_dtype)
         self._joined = Joined(plan, client, task, plan.forms(task), plan.work(task, federation),
-                              self._keep.states(plan.session))
+                              self._keep.states(plan.session),
+                              site.constants(federation, client, experiment.data))
         return self._joined
 
     def _ready(self, order: Letter) -> Joined:
@@ -238,7 +241,8 @@ class Node:
         manifest = {
             "descant": __version__, "client": self.name, "round": number,
             "tensors": "state_dict" if is_network else "the parts that the method predicts with",
-            "kind": plan.kind.dump(), **{name: sections[name] for name in ("model", "algorithm", "data")},
+            "kind": plan.kind.dump(), "preprocess": joined.constants,
+            **{name: sections[name] for name in ("model", "algorithm", "data")},
         }
         place = self._keep.directory / "model.safetensors"
         plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from descant.data import DATASETS
@@ -101,7 +102,7 @@ class Plan:
     names: str  # a hash of them: clients are not told what the others are called
     unseen: int = 0  # the last of the clients never train: newcomers
 
-    @property
+    @cached_property
     def session(self) -> str:
         """Names this federation: the same experiment on the same kind of data with the same clients. The
         number of rounds may grow."""

@@ -27,6 +27,12 @@ class Site(NamedTuple):
     group: np.ndarray | None = None
     split: tuple[Table, Table, Table] | None = None  # each with one list
 
+    def constants(self, federation: Federation, client: int, spec: DataSpec) -> dict[str, list[float]] | None:
+        """What was done to the rows, for those that come later; None where a dataset did it."""
+        if self.split is not None or not spec.preprocess.changes:
+            return {} if not spec.preprocess.changes else None
+        return spec.preprocess.constants(self.x, federation.train[client])
+
     @property
     def kind(self) -> Kind:
         return Kind.of(self.x, self.y, self.classes)
