@@ -7,6 +7,7 @@ all names, and stays. Which node it is may change with every restart.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from descant.flower.frame import Kind, Member
 from descant.flower.letters import Letter, Refused
 from descant.flower.plan import PROTOCOL, Plan
 
-PATIENCE = 60.0  # seconds that a node has to read its data, or to join
+PATIENCE = 60.0  # seconds that a node has to read its data, or to join; and until it is asked again
 TRIES = 3  # to join, in one round
 FRESH = 0.4  # seconds for which it is known who is there
 
@@ -43,7 +44,7 @@ class Roster:
         self._tables = tables
         self._refused = refused
         self._guests: dict[int, Guest] = {}  # by node
-        self._silent: dict[int, str] = {}  # nodes that were refused, and when they had come
+        self._left_out: dict[int, tuple[str, float]] = {}  # nodes: when they had come, and until when
         self._greeted = -FRESH
         self.plan: Plan | None = None
         self.names: tuple[str, ...] = ()  # of the clients, by their numbers
@@ -59,18 +60,23 @@ class Roster:
         self._guests = {node: guest for node, guest in self._guests.items()
                         if node in online and online[node].since == guest.since}
         new = {node: seen for node, seen in online.items()
-               if node not in self._guests and self._silent.get(node) != seen.since}
+               if node not in self._guests and not self._is_left_out(node, seen)}
         hello = {"what": "hello", "protocol": PROTOCOL, "version": __version__, "experiment": self._tables}
         for node, answer in self._asked({node: Letter(dict(hello)) for node in new}, PATIENCE):
-            if isinstance(answer, Lost):
-                continue  # it is asked again
+            if isinstance(answer, Lost):  # it is asked again, but must not keep everybody waiting
+                self._left_out[node] = new[node].since, time.monotonic() + PATIENCE
+                continue
             try:
                 self._guests[node] = self._guest(new[node], answer)
             except Refused as error:
-                self._silent[node] = new[node].since
+                self._left_out[node] = new[node].since, math.inf
                 self._refused(new[node].name or str(answer.facts.get("name"))[:80], str(error))
         self._greeted = time.monotonic()
         return {guest.name: guest for guest in self._guests.values()}
+
+    def _is_left_out(self, node: int, seen: Seen) -> bool:
+        since, until = self._left_out.get(node, ("", 0.0))
+        return since == seen.since and time.monotonic() < until
 
     def _guest(self, seen: Seen, answer: Letter) -> Guest:
         refuse_failure(answer)
