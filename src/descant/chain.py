@@ -65,10 +65,13 @@ class Linear(Layer):
 
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
         rows = x if x.dim() == 3 else x.flatten(1, -2)
-        if parameters[0].stride(0) == 0:  # one model for all: one product
-            out = _products(rows.flatten(0, 1)[None], *[p[:1] for p in parameters]).view(*rows.shape[:2], -1)
+        weight = parameters[0]
+        if weight.stride(0) == 0:  # one model for all: one product
+            out = F.linear(rows, weight[0], *[bias[0] for bias in parameters[1:]])
+        elif len(parameters) == 1:
+            out = torch.bmm(rows, weight.transpose(1, 2))
         else:
-            out = _products(rows, *parameters)
+            out = torch.baddbmm(parameters[1].unsqueeze(1), rows, weight.transpose(1, 2))
         return out if x.dim() == 3 else out.unflatten(1, x.shape[1:-1]), rows
 
     def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
@@ -386,18 +389,6 @@ def _stacked(images: list[Tensor]) -> Tensor:
     if len(images) == 1:
         return images[0][None]
     return torch.stack([each.permute(0, 2, 3, 1) for each in images]).permute(0, 1, 4, 2, 3)
-
-
-def _products(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W' + b for each client. Of a narrow layer W x' is computed: BLAS is up to twice as fast where the
-    shorter side of a product comes first."""
-    if weight.shape[1] < rows.shape[1]:
-        out = torch.bmm(weight, rows.transpose(1, 2)).transpose(1, 2)
-        return out.contiguous() if bias is None else torch.add(
-            out, bias.unsqueeze(1), out=out.new_empty(out.shape))
-    if bias is None:
-        return torch.bmm(rows, weight.transpose(1, 2))
-    return torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
 
 
 def _per_channel(values: Tensor, x: Tensor) -> Tensor:

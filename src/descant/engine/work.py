@@ -282,8 +282,10 @@ def _scored(work: Work, personal: Tree, model: Tree, data: View) -> Scored:
 
 
 def _is_same(work: Work, personal: Tree, model: Model) -> bool:
-    """Whether the clients' own models are the model for all, as in methods that do not personalize."""
+    """Whether the clients' own models are the model for all, as in methods that do not personalize. Elsewhere
+    than here, to ask would mean to wait for the device."""
     return (isinstance(personal, Model) and type(work.algorithm).predict is Algorithm.predict
+            and work.device == CPU
             and not is_transformed(*personal) and all(map(torch.equal, personal, model)))
 
 
