@@ -274,16 +274,3 @@ def test_a_model_of_ten_million_parameters(tmp_path: Path) -> None:
     assert_as_simulated(tmp_path / "server", expected, 1e-5)
     for client in clients.values():
         client.ended(0)
-
-
-def test_sixteen_clients(tmp_path: Path) -> None:
-    """On this machine, each a process: they complete five rounds."""
-    names = tuple(f"n{k:02d}" for k in range(16))
-    federation = Federation(tmp_path, names, text("fedavg", rounds=5, steps=1, every=5).replace(
-        "clients = 3", "clients = 16"))
-    clients = federation.clients()
-    federation.server("--no-alone", "--deadline", 120).ended(0, 240)
-    assert [row["participants"] for row in rows(tmp_path / "server")] == [16] * 5
-    assert not any("rejections" in row for row in rows(tmp_path / "server"))
-    for client in clients.values():
-        client.ended(0)
