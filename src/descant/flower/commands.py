@@ -308,12 +308,13 @@ def client(
         from descant.flower.fleet import serve
         from descant.flower.letters import Letter
         from descant.flower.node import Node
+        from descant.flower.site import require_data
         from descant.flower.wire import Address
         from descant.report.federation_client import ClientDisplay
 
         address = Address.parse(server)
         found = _client_keys(keys, insecure, name, address.is_loopback)
-        _check_data(data)
+        require_data(data)
         expected = None if expect is None else read_experiment(expect, ())
         place = directory or Path(f"descant-{name}")
         place.mkdir(parents=True, exist_ok=True)
@@ -356,18 +357,3 @@ def _client_keys(place: Path | None, insecure: bool, name: str, is_loopback: boo
 def _refuse_both(keys: Path | None) -> None:
     if keys is not None:
         raise UsageError("--keys and --insecure exclude each other: leave one out")
-
-
-def _check_data(data: str) -> None:
-    """What can be said of --data before the server has said what it must hold."""
-    from descant.data import DATASETS, tables
-
-    name, colon, _ = data.partition(":")
-    if colon and name in DATASETS:
-        return
-    path = Path(data).expanduser()
-    if path.suffix.lower() not in tables.ENDINGS:
-        raise UsageError(f"--data {data}: a client's file ends in one of {', '.join(tables.ENDINGS)}; or "
-                         "name a client of a known dataset, such as heart_disease:va")
-    if not path.is_file():
-        raise UsageError(f"--data {data}: there is no such file")

@@ -61,17 +61,27 @@ class Site(NamedTuple):
         return Table.packed(table.indices, sizes)
 
 
-def read_site(data: str, spec: DataSpec) -> Site:
-    """The data that `descant client --data` names, for an experiment."""
-    name, colon, client = data.partition(":")
+def require_data(data: str) -> Path | None:
+    """What can be said of --data before the server has said what it must hold: the file, or None where it is
+    a client of a dataset."""
+    name, colon, _ = data.partition(":")
     if colon and name in DATASETS:
-        return _of_dataset(name, client, spec)
+        return None
     path = Path(data).expanduser()
     if path.suffix.lower() not in tables.ENDINGS:
         raise UsageError(f"--data {data}: a client's file ends in one of {', '.join(tables.ENDINGS)}; or "
-                         "name a client of a known dataset, such as heart_disease:cleveland")
+                         "name a client of a known dataset, such as heart_disease:va")
     if not path.is_file():
         raise UsageError(f"--data {data}: there is no such file")
+    return path
+
+
+def read_site(data: str, spec: DataSpec) -> Site:
+    """The data that `descant client --data` names, for an experiment."""
+    path = require_data(data)
+    if path is None:
+        name, _, client = data.partition(":")
+        return _of_dataset(name, client, spec)
     arrays = read_file(path, spec.schema)
     x, y = torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)
     if spec.preprocess.impute == "none" and x.is_floating_point() and bool(x.isnan().any()):
