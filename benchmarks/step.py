@@ -1,7 +1,7 @@
 """Where a step of a chunk goes: `python benchmarks/step.py`.
 
 Ten clients of softmax regression on Fashion-MNIST (or random data of its shape), one epoch of 27 batches of
-20, one core: by descant, and by a loop written out by hand for exactly this model, in the same calls of torch.
+20, one core: by descant, and by a loop written by hand for exactly this model, in the same calls of torch.
 """
 
 from __future__ import annotations
