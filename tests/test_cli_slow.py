@@ -265,7 +265,7 @@ name = "localtrain"
 """
 
 
-COMPARE = ("compare", "e.toml", "--seeds", "0,1", "--jobs", "2", "--out")
+COMPARE = ("compare", "e.toml", "--no-baselines", "--seeds", "0,1", "--jobs", "2", "--out")
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +285,7 @@ def test_a_comparison_that_was_stopped_goes_on(tmp_path, compared, how):
     what is missing, and the result is that of a comparison that was never stopped."""
     (tmp_path / "e.toml").write_text(COMPARISON)
     process = start(*COMPARE, "parts", cwd=tmp_path)
-    first = tmp_path / "parts" / "pfedme" / "seed-0"
+    first = tmp_path / "parts" / "runs" / "pfedme" / "seed-0"
     deadline = time.monotonic() + 100
     while rounds_done(first) < 10 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -302,7 +302,7 @@ def test_a_comparison_that_was_stopped_goes_on(tmp_path, compared, how):
     assert (code, err) == (0, "")
     for label in ("pfedme", "localtrain"):
         for seed in (0, 1):
-            at = f"{label}/seed-{seed}"
+            at = f"runs/{label}/seed-{seed}"
             assert checkpoint(tmp_path / "parts" / at) == checkpoint(compared / at)
     code, _, err = finish("compare", "e.toml", "--out", "parts", "--match", "rounds", cwd=tmp_path)
     assert code == 2

@@ -1,21 +1,27 @@
-"""Comparing methods: the plan, what is done again and what is not, and the table."""
+"""Comparing methods: the list, the plan, what is done again and what is not, the table and the answer."""
 
 from __future__ import annotations
 
 import csv
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from descant.algorithms import FedAvg, LocalTrain, pFedMe
-from descant.errors import UsageError
-from descant.experiment import compare
+from descant.algorithms import CGPFL, Ditto, FedAvg, LocalTrain, pFedBreD, pFedMe
+from descant.comparison import carry_out, figures, methods, page, results, words
+from descant.comparison import plan as planning
+from descant.engine.settings import Train
+from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
 from descant.experiment.config import Experiment, read_toml
-from descant.report.comparison import show_comparison
+from descant.report.comparison import draw_comparison, show_comparison
+from descant.solve import SGD
 
 TOML = """
 [data]
@@ -47,148 +53,146 @@ def tables(tmp_path: Path) -> dict[str, Any]:
     return read_toml(tmp_path / "e.toml")
 
 
+class Seen:
+    """A display that remembers."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def progress(self, working: Any) -> None:
+        pass
+
+    def ended(self, job: Any, failure: str | None) -> None:
+        if failure is None:
+            self.done.append(job.title)
+        else:
+            self.failed[job.title] = failure
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs are carried out in this process, one after another; says which."""
-    played: list[str] = []
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+    """Runs are carried out in this process, one after another."""
 
     class Pool:
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            pass
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
         def __enter__(self) -> Pool:
             return self
 
-        def __exit__(self, *_: object) -> None:
-            pass
+        def __exit__(self, *_: object) -> None: ...
 
-        def submit(self, play: Any, run: Any) -> Any:
-            future: Any = compare.concurrent.futures.Future()
-            played.append(f"{run.label} {run.seed}")
+        def shutdown(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def submit(self, play: Any, job: Any) -> Any:
+            future: Any = carry_out.concurrent.futures.Future()
             try:
-                future.set_result(play(run))
+                future.set_result(play(job))
             except Exception as error:
                 future.set_exception(error)
             return future
 
-    monkeypatch.setattr(compare.concurrent.futures, "ProcessPoolExecutor", Pool)
-    return played
+    monkeypatch.setattr(carry_out.concurrent.futures, "ProcessPoolExecutor", Pool)
+    yield Seen()
+
+
+def done(plan: planning.Plan, seen: Seen, labels: list[str] | None = None, seeds: list[int] | None = None
+         ) -> results.Results:
+    failures = plan.out / "failures.json"
+    assert carry_out.carry_out(plan.runs(labels, seeds), 1, seen, failures) == []
+    return results.read(plan)
+
+
+# -- the list of methods -------------------------------------------------------------------------------
+
+
+def listed(text: str | None, tables: dict[str, Any] | None = None, *, baselines: bool = False
+           ) -> dict[str, methods.Contender]:
+    found = methods.contenders(tables or {}, text, Train(local={"steps": 7}), baselines=baselines)
+    return {contender.label: contender for contender in found}
+
+
+def test_a_list_with_settings() -> None:
+    found = listed("fedavg,ditto:lam=0.5,solver.lr=0.2,pfedbred:strategy=mh,lam=15,label=mine")
+    assert {label: each.algorithm for label, each in found.items()} == {
+        "fedavg": FedAvg(), "ditto": Ditto(lam=0.5, solver=SGD(lr=0.2)),
+        "mine": pFedBreD(strategy="mh", lam=15)}
+    assert found["ditto"].given == {"lam", "solver.lr"}
+
+
+def test_a_grid_is_a_contender_for_each_value() -> None:
+    found = listed("pfedbred:strategy=[mh,lg],lam=[15,30],K=2")
+    assert list(found) == ["pfedbred strategy=mh lam=15", "pfedbred strategy=mh lam=30",
+                           "pfedbred strategy=lg lam=15", "pfedbred strategy=lg lam=30"]
+    last = found["pfedbred strategy=lg lam=30"]
+    assert last.algorithm == pFedBreD(strategy="lg", lam=30, K=2)
+    assert last.grid == ("pfedbred", {"strategy": "lg", "lam": 30})
+    assert listed(None, {"algorithm": {"name": "ditto", "grid": {"solver.lr": [0.1, 0.2]}}}).keys() == {
+        "ditto solver.lr=0.1", "ditto solver.lr=0.2"}
+
+
+def test_methods_of_the_same_name_are_told_apart_by_their_settings() -> None:
+    assert list(listed("pfedme:lam=5,pfedme:lam=15,fedavg")) == ["pfedme lam=5", "pfedme lam=15", "fedavg"]
+    with pytest.raises(UsageError, match="two methods are called 'pfedme'"):
+        listed("pfedme,pfedme")
+
+
+def test_a_name_of_the_file_stands_for_what_the_file_says(tables: dict[str, Any]) -> None:
+    found = listed("tuned:finetune=5,pfedme", tables)
+    assert found["tuned"].algorithm == FedAvg(finetune=5)
+    assert found["pfedme"].algorithm == pFedMe(K=3)
 
 
 def test_the_methods_of_a_file(tables: dict[str, Any]) -> None:
-    assert compare.methods(tables) == {"pfedme": pFedMe(K=3), "localtrain": LocalTrain(),
-                                       "tuned": FedAvg(finetune=2)}
-    assert Experiment.parse(tables).algorithm == pFedMe(K=3)  # as `descant run` sees it
+    assert {label: each.algorithm for label, each in listed(None, tables, baselines=True).items()} == {
+        "pfedme": pFedMe(K=3), "localtrain": LocalTrain(), "tuned": FedAvg(finetune=2)}  # they are there
 
 
-def test_equal_budgets(tables: dict[str, Any], tmp_path: Path) -> None:
-    """pFedMe makes 3 steps on a batch, the others 1: they get 3 times its rounds, and as many evaluations."""
-    planned = compare.plan(tables, [0, 5], tmp_path / "out", "steps")
-    assert [(p.label, p.seed, p.rounds, p.tables["eval"]["every"]) for p in planned] == [
-        (label, seed, rounds, every) for seed in (0, 5)
-        for label, rounds, every in (("pfedme", 4, 2), ("localtrain", 12, 6), ("tuned", 12, 6))]
-    for p in planned:  # a seed is one federation and one initial model for all
-        assert (p.tables["data"]["seed"], p.tables["train"]["seed"]) == (p.seed, p.seed)
-    assert {p.rounds for p in compare.plan(tables, [0], tmp_path / "out", "rounds")} == {4}
-    fixed = tables | {"data": tables["data"] | {"seed": 7}}
-    assert {p.tables["data"]["seed"] for p in compare.plan(fixed, [0, 1], tmp_path / "out")} == {7}
+def test_baselines_are_added() -> None:
+    found = listed("ditto:solver.lr=0.3", baselines=True)
+    assert found["localtrain"].algorithm == LocalTrain(solver=SGD(lr=0.3))
+    assert found["fedavg + fine-tuning"].algorithm == FedAvg(solver=SGD(lr=0.3), finetune=7)
+    assert [each.added for each in found.values()] == [False, True, True]
+    assert listed("fedavg,pfedme", baselines=True)["fedavg + fine-tuning"].algorithm.finetune == 7
 
 
-def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[str, Any], tmp_path: Path,
-                                                                   here: list[str]) -> None:
-    out = tmp_path / "out"
-    planned = compare.plan(tables, [0, 1], out)
-    told: list[int] = []
-    assert compare.carry_out(planned[:2], 1, told.append) == []
-    assert here == ["pfedme 0", "localtrain 0"]
-    assert told[-1] == 4 + 12
-    assert compare.carry_out(planned, 1) == []
-    assert here[2:] == ["tuned 0", "pfedme 1", "localtrain 1", "tuned 1"]
-    assert compare.carry_out(planned, 1) == []
-    assert len(here) == 6
-    summaries = {(p.label, p.seed): json.loads((p.place / "summary.json").read_text()) for p in planned}
-    assert {s["grad_steps"] for s in summaries.values()} == {4 * 3 * 2 * 3}
-
-    rows = compare.collect(planned)
-    assert [row.label for row in rows] == ["pfedme", "localtrain", "tuned"]
-    values = [summaries["tuned", seed]["last"]["personal"]["test"]["accuracy"]["mean"] for seed in (0, 1)]
-    assert rows[2].figures["personal"][0] == pytest.approx(sum(values) / 2, abs=1e-15)
-    assert rows[2].figures["personal"][1] == pytest.approx(abs(values[0] - values[1]) / 2**0.5, abs=1e-15)
-    assert "global" not in rows[1].figures
-    assert {"personal_loss", "personal_balanced_accuracy", "worst_decile_best"} <= rows[0].figures.keys()
-    [_, _, balanced] = compare.collect(planned, "balanced_accuracy")
-    assert balanced.figures["personal"] == rows[2].figures["personal_balanced_accuracy"]
-    assert balanced.figures["personal_accuracy"] == rows[2].figures["personal"]
-    with pytest.raises(UsageError, match="unknown metric 'acuracy': did you mean 'accuracy'"):
-        compare.collect(planned, "acuracy")
-
-    compare.write(rows, planned, out)
-    found = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
-    assert [row["method"] for row in found] == ["pfedme", "localtrain", "tuned"]
-    assert float(found[2]["personal_mean"]) == rows[2].figures["personal"][0]
-    assert found[1]["global_mean"] == ""
-    assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    console = Console(width=200, record=True)
-    show_comparison(console, rows)
-    text = console.export_text()
-    assert f"{rows[2].figures['personal'][0]:.4f}" in text
-
-
-def test_a_stopped_run_is_resumed(tables: dict[str, Any], tmp_path: Path, here: list[str],
-                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    [planned, *_] = compare.plan(tables, [0], tmp_path / "out")
-    whole = compare.plan(tables, [0], tmp_path / "whole")[0]
-    half = planned._replace(tables=planned.tables | {"train": planned.tables["train"] | {"rounds": 2}})
-    assert compare.carry_out([half, whole], 1) == []
-    (planned.place / "summary.json").unlink()
-    assert compare.carry_out([planned], 1) == []
-    assert layout.rounds(planned.place) == 4
-    state = "checkpoint/state.safetensors"
-    assert (planned.place / state).read_bytes() == (whole.place / state).read_bytes()
-
-
-def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path, here: list[str]
-                                                   ) -> None:
-    planned = compare.plan(tables, [0], tmp_path / "out")
-    planned[0].place.mkdir(parents=True)
-    (planned[0].place / "something").write_text("of the user's")
-    [(run, why)] = compare.carry_out(planned, 1)
-    assert run.label == "pfedme"
-    assert "not empty" in why
-    assert [row.label for row in compare.collect(planned)] == ["localtrain", "tuned"]
-
-
-def test_a_directory_holds_one_comparison(tables: dict[str, Any], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    compare.prepare(out, tables, "steps")
-    compare.prepare(out, tables, "steps")
-    for other, match in ((tables, "rounds"), (tables | {"train": {"rounds": 5}}, "steps")):
-        with pytest.raises(UsageError, match="another comparison"):
-            compare.prepare(out, other, match)  # type: ignore[arg-type]
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    with pytest.raises(UsageError, match="not empty"):
-        compare.prepare(tmp_path / "full", tables, "steps")
-
-
-@pytest.mark.parametrize(("change", "words"), [
-    ({"algorithms": [{"name": "fedavgg"}]}, ["algorithms[0].name", "did you mean 'fedavg'?"]),
-    ({"algorithms": [{"name": "pfedme"}]}, ["algorithms[0]", "'pfedme'", "label"]),
-    ({"algorithms": [{"name": "fedavg", "label": "../up"}]}, ["label", "directory"]),
-    ({"algorithms": ["fedavg"]}, ["algorithms[0]", "section"]),
-    ({"algorithms": [{"name": "fedavg", "finetune": -1}]}, ["algorithms[0].finetune", "at least 0"]),
+@pytest.mark.parametrize(("text", "words"), [
+    ("fedavgg", ["algorithm 'fedavgg'", "did you mean 'fedavg'?"]),
+    ("pfedme:lamb=3", ["'lamb'", "did you mean 'lam'?"]),
+    ("pfedme:lam=-1", ["--algorithms pfedme.lam", "at least 0"]),
+    ("pfedme:lam=[1,-1]", ["at least 0"]),
+    ("pfedme:lam=[]", ["grid", "list of values"]),
+    ("pfedme:lam=[1,2", ["left open"]),
+    ("lam=3", ["after the name of a method"]),
+    ("pfedme:lam", ["name:field=value"]),
+    ("pfedme:label=a/b", ["directory", "label=mine"]),
+    ("pfedme:label=''", ["label"]),
+    ("", ["algorithm ''"]),
 ])
-def test_bad_files(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], words: list[str]) -> None:
+def test_bad_lists(text: str, words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
-        compare.plan(tables | change, [0], tmp_path)
+        listed(text)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_bad_seeds(tables: dict[str, Any], tmp_path: Path) -> None:
-    for seeds in ([], [1, 1]):
-        with pytest.raises(UsageError, match="seeds"):
-            compare.plan(tables, seeds, tmp_path)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"algorithms": [{"name": "fedavgg"}]}, ["algorithms[0].name", "did you mean 'fedavg'?"]),
+    ({"algorithms": [{"name": "fedavg", "label": "../up"}]}, ["label", "directory"]),
+    ({"algorithms": ["fedavg"]}, ["algorithms[0]", "section"]),
+    ({"algorithms": {"name": "fedavg"}}, ["[[algorithms]]"]),
+    ({"algorithms": [{"name": "fedavg", "finetune": -1}]}, ["algorithms[0].finetune", "at least 0"]),
+    ({"algorithms": [{"name": "fedavg", "grid": {"finetune": 3}}]}, ["algorithms[0].grid", "list"]),
+])
+def test_bad_files(tables: dict[str, Any], change: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        listed(None, tables | change)
+    for word in words:
+        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["pfedbred", "one_stage_fedprox", "cgpfl", "fedmap", "pfedgt"])
@@ -196,6 +200,309 @@ def test_every_experiment_of_the_project_can_be_read(name: str) -> None:
     tables = read_toml(Path(__file__).parents[1] / "experiments" / f"{name}.toml")
     assert tables["algorithm"]["name"] == name
     Experiment.parse(tables)
-    labels = compare.methods(tables)
+    labels = listed(None, tables, baselines=True)
+    assert not any(each.added for each in labels.values())  # with settings of their own
     for baseline in ("localtrain", "fedavg", "fedavg + fine-tuning", "pfedme"):
         assert baseline in labels
+
+
+# -- the plan ------------------------------------------------------------------------------------------
+
+
+def test_equal_budgets(tables: dict[str, Any], tmp_path: Path) -> None:
+    """pFedMe makes 3 steps on a batch, the others 1: they get 3 times its rounds, and as many evaluations."""
+    plan, labels = planning.make(tables, tmp_path / "out", [0, 5])
+    assert labels == ["pfedme", "localtrain", "tuned"]
+    assert [(p.label, p.seed, p.rounds, p.tables["eval"]["every"]) for p in plan.runs()] == [
+        (label, seed, rounds, every) for seed in (0, 5)
+        for label, rounds, every in (("pfedme", 4, 2), ("localtrain", 12, 6), ("tuned", 12, 6))]
+    for p in plan.runs():  # one federation for all; a seed is one initial model, and the same cohorts
+        assert (p.tables["data"]["seed"], p.tables["train"]["seed"]) == (0, p.seed)
+    rounds, _ = planning.make(tables, tmp_path / "rounds", [0], match="rounds")
+    assert {p.rounds for p in rounds.runs()} == {4}
+    assert planning.read(tmp_path / "out") == plan
+
+
+def test_an_opening_does_not_spoil_the_budget(tables: dict[str, Any], tmp_path: Path) -> None:
+    """CGPFL asks everybody once before it trains; rounds are measured on the same cohort for all."""
+    unbalanced = tables | {"train": tables["train"] | {"local": {"epochs": 1}}, "algorithms": [
+        {"name": "cgpfl", "S": 3}, {"name": "ditto"}]}
+    plan, _ = planning.make(unbalanced, tmp_path / "out", [0], baselines=False)
+    assert {label: method.rounds for label, method in plan.methods.items()} == {
+        "pfedme": 4, "cgpfl": 4, "ditto": 6}
+
+
+def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[str, Any], tmp_path: Path,
+                                                                   seen: Seen) -> None:
+    out = tmp_path / "out"
+    plan, _ = planning.make(tables, out, [0, 1])
+    done(plan, seen, ["pfedme", "localtrain"], [0])
+    assert seen.done == ["pfedme, seed 0", "localtrain, seed 0"]
+    found = done(plan, seen)
+    assert seen.done[2:] == ["tuned, seed 0", "pfedme, seed 1", "localtrain, seed 1", "tuned, seed 1"]
+    done(plan, seen)
+    assert len(seen.done) == 6
+    summaries = {(p.label, p.seed): json.loads((p.place / "summary.json").read_text()) for p in plan.runs()}
+    assert {s["grad_steps"] for s in summaries.values()} == {4 * 3 * 2 * 3}
+    cohorts = {p.label: [row["participants"] for row in layout.read_metrics(p.place)] for p in plan.runs()}
+    assert all(set(each) == {3} for each in cohorts.values())
+
+    rows = {row.label: row for row in found.rows}
+    assert list(rows) == ["pfedme", "localtrain", "tuned"]
+    values = [summaries["tuned", seed]["best"]["personal"]["test"]["accuracy"]["mean"] for seed in (0, 1)]
+    personal = rows["tuned"].figures["personal"]
+    assert personal.mean == pytest.approx(sum(values) / 2, abs=1e-6)
+    assert personal.high - personal.mean == pytest.approx(12.706 * abs(values[0] - values[1]) / 2, rel=1e-3)
+    assert "global" not in rows["localtrain"].figures
+    assert {"personal_loss", "personal_balanced_accuracy", "personal_auroc", "personal_calibration_error",
+            "personal_last", "worst_decile", "gain", "worse_off"} <= rows["pfedme"].figures.keys()
+    assert rows["localtrain"].figures["gain"].mean == 0
+    assert rows["localtrain"].figures["worse_off"].mean == 0
+    assert rows["tuned"].figures["gain"].mean == pytest.approx(
+        personal.mean - rows["localtrain"].figures["personal"].mean, abs=1e-12)
+
+    by = {row.label: row for row in results.read(plan, "balanced_accuracy").rows}
+    assert by["tuned"].figures["personal"] == rows["tuned"].figures["personal_balanced_accuracy"]
+    assert by["tuned"].figures["personal_accuracy"] == personal
+    with pytest.raises(UsageError, match="unknown metric 'acuracy': did you mean 'accuracy'"):
+        results.read(plan, "acuracy")
+
+    results.write_csv(found, out / "results.csv")
+    table = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    assert [row["method"] for row in table] == ["pfedme", "localtrain", "tuned"]
+    assert float(table[2]["personal"]) == personal.mean
+    assert float(table[2]["personal_low"]) == personal.low
+    assert table[1]["global"] == ""
+
+    data = page.page_data(out)
+    assert data["finished"]
+    json.dumps(data, allow_nan=False)
+    assert [row["cells"]["personal"]["mean"] for row in data["table"]] == [
+        float(row["personal"]) for row in table]
+    assert data["curves"]["tuned"]["round"] == [6, 12]
+    assert data["curves"]["tuned"]["steps"] == [36, 72]
+    assert data["reference"] == "localtrain"
+    assert len(data["federation"]["names"]) == 6
+    draw_comparison(data, out / "comparison.png")
+    assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    console = Console(width=200, record=True)
+    show_comparison(console, found)
+    text = console.export_text()
+    assert f"{personal.mean:.4f} ± " in text
+    assert words.answer(found)[0] in text
+
+
+def test_methods_and_seeds_are_added_and_a_changed_one_is_refused(tables: dict[str, Any], tmp_path: Path
+                                                                  ) -> None:
+    out = tmp_path / "out"
+    planning.make(tables, out, [0], algorithms="pfedme", baselines=False)
+    plan, labels = planning.make(tables, out, [2], algorithms="ditto", baselines=False,
+                                 command="descant compare")
+    assert (list(plan.methods), labels, plan.seeds) == (["pfedme", "ditto"], ["ditto"], [0, 2])
+    assert plan.methods["ditto"].rounds == 6
+    assert plan.commands == ["descant compare"]
+    with pytest.raises(UsageError, match=r"'ditto' with another setting \(lam: 1.0 became 2.0\): give one"):
+        planning.make(tables, out, [0], algorithms="ditto:lam=2.0")
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"data": {"dataset": "digits", "clients": 5}}, "data.clients: 6 became 5"),
+    ({"train": {"rounds": 5}}, "train.rounds: 4 became 5"),
+    ({"model": {"name": "dnn"}}, "model"),
+])
+def test_a_directory_holds_one_federation_and_one_budget(tables: dict[str, Any], tmp_path: Path,
+                                                         change: dict[str, Any], words: str) -> None:
+    out = tmp_path / "out"
+    planning.make(tables, out, [0])
+    with pytest.raises(UsageError, match="another comparison") as caught:
+        planning.make(tables | change, out, [0])
+    assert words in str(caught.value)
+    with pytest.raises(UsageError, match=r"match: 'steps' became 'rounds'"):
+        planning.make(tables, out, [0], match="rounds")
+
+
+def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for site in ("a", "b"):
+        np.savez(folder / f"{site}.npz", x=rng.normal(size=(20, 3)), y=rng.integers(0, 2, 20))
+    tables = {"data": {"dataset": str(folder)}, "algorithm": {"name": "fedavg"},
+              "train": {"rounds": 1, "backend": "vectorised"}}
+    planning.make(tables, tmp_path / "out", [0])
+    np.savez(folder / "b.npz", x=rng.normal(size=(20, 3)), y=rng.integers(0, 2, 20))
+    with pytest.raises(UsageError, match="the rows of the federation: fingerprint .* became"):
+        planning.make(tables, tmp_path / "out", [0])
+
+
+def test_places_that_hold_no_comparison(tables: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        planning.make(tables, tmp_path / "full", [0])
+    for place in ("full", "nowhere"):
+        with pytest.raises(UsageError, match="holds no comparison"):
+            planning.read(tmp_path / place)
+    planning.make(tables, tmp_path / "out", [0])
+    path = tmp_path / "out" / "comparison.json"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DescantError, match=r"comparison.json is damaged .* restore it"):
+        page.page_data(tmp_path / "out")
+    for seeds in ([], [1, 1], [-1]):
+        with pytest.raises(UsageError, match="seeds"):
+            planning.make(tables, tmp_path / "other", seeds)
+    assert not (tmp_path / "other").exists()
+
+
+# -- runs that stop, fail, or are missing ----------------------------------------------------------------
+
+
+def test_a_stopped_run_is_resumed(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    whole, _ = planning.make(tables, tmp_path / "whole", [0], algorithms="pfedme", baselines=False)
+    done(whole, seen)
+    plan, _ = planning.make(tables, tmp_path / "out", [0], algorithms="pfedme", baselines=False)
+    [run] = plan.runs()
+    half = run._replace(tables=run.tables | {"train": run.tables["train"] | {"rounds": 2}})
+    assert carry_out.carry_out([half], 1, seen, tmp_path / "failures.json") == []
+    assert not run.done
+    assert page.page_data(tmp_path / "out")["progress"] == [
+        {"label": "pfedme", "seed": 0, "rounds": 2, "of": 4, "state": "waiting",
+         "note": "stopped after round 2"}]
+    done(plan, seen)
+    assert layout.rounds(run.place) == 4
+    [other] = whole.runs()
+    state = "checkpoint/state.safetensors"
+    assert (run.place / state).read_bytes() == (other.place / state).read_bytes()
+    assert (run.place / figures.FILE).read_bytes() == (other.place / figures.FILE).read_bytes()
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path, seen: Seen
+                                                   ) -> None:
+    plan, _ = planning.make(tables, tmp_path / "out", [0])
+    place = plan.runs()[0].place
+    place.mkdir(parents=True)
+    (place / "something").write_text("of the user's")
+    [(run, why)] = carry_out.carry_out(plan.runs(), 1, seen, plan.out / "failures.json")
+    assert run.label == "pfedme"
+    assert "not empty" in why
+    assert [row.label for row in results.read(plan).rows] == ["localtrain", "tuned"]
+    data = page.page_data(plan.out)
+    assert [(p["state"], p["note"]) for p in data["progress"]] == [
+        ("failed", why), ("done", ""), ("done", "")]
+    assert not data["finished"]
+    assert "pfedme lacks seed 0" in data["notes"][0]
+
+    shutil.rmtree(place)  # mended: the same again does what is missing
+    assert carry_out.carry_out(plan.runs(), 1, seen, plan.out / "failures.json") == []
+    assert page.page_data(plan.out)["finished"]
+
+
+def test_nothing_has_finished_yet(tables: dict[str, Any], tmp_path: Path) -> None:
+    plan, _ = planning.make(tables, tmp_path / "out", [0])
+    data = page.page_data(plan.out)
+    assert data["answer"] == ["No run has finished yet."]
+    assert {p["state"] for p in data["progress"]} == {"waiting"}
+    assert (data["table"], data["curves"], data["differences"]) == ([], {}, [])
+
+
+def test_a_damaged_run_is_told(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    plan, _ = planning.make(tables, tmp_path / "out", [0], algorithms="fedavg", baselines=False)
+    done(plan, seen)
+    [run] = plan.runs()
+    (run.place / "summary.json").write_text("{")
+    with pytest.raises(DescantError, match="seed-0 is damaged .* remove that directory"):
+        results.read(plan)
+
+
+def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    plan, _ = planning.make(tables, tmp_path / "out", [0, 1, 2], algorithms="fedavg,ditto", baselines=False)
+    done(plan, seen, seeds=[0, 1])
+    found = done(plan, seen, ["ditto"])
+    [gap] = found.differences
+    assert gap.interval.seeds == 2
+    assert any("fedavg lacks seed 2" in note for note in words.notes(found))
+
+
+# -- what comes out --------------------------------------------------------------------------------------
+
+
+def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dict[str, Any], tmp_path: Path,
+                                                                     seen: Seen) -> None:
+    plan, _ = planning.make(tables, tmp_path / "out", [0, 1], baselines=False,
+                            algorithms="fedavg:finetune=2,localtrain:solver.lr=[1e-6,0.1]")
+    found = done(plan, seen)
+    assert found.chosen == {"localtrain": "localtrain solver.lr=0.1"}
+    assert {gap.label for gap in found.differences} | {gap.against for gap in found.differences} == {
+        "fedavg", "localtrain solver.lr=0.1"}
+    assert len(found.rows) == 3
+    [grid] = page.page_data(plan.out)["grids"]
+    assert (grid["label"], grid["field"], grid["values"]) == ("localtrain", "solver.lr", [1e-6, 0.1])
+    assert grid["mean"] == [row.figures["personal"].mean for row in found.rows[1:]]
+    draw_comparison(page.page_data(plan.out), tmp_path / "grid.png")
+    # the choice does not look at test rows: with all test figures turned round, it is the same
+    for run in plan.runs():
+        columns = (run.place / figures.FILE).read_text().splitlines()
+        at = columns[0].split(",").index("accuracy")
+        turned = [columns[0]]
+        for line in columns[1:]:
+            cells = line.split(",")
+            cells[at] = repr(1 - float(cells[at]))
+            turned.append(",".join(cells))
+        (run.place / figures.FILE).write_text("\n".join(turned) + "\n")
+    assert results.read(plan).chosen == found.chosen
+
+
+def test_the_answer_in_words(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    plan, _ = planning.make(tables, tmp_path / "out", [0], algorithms="localtrain:solver.lr=0.1")
+    found = done(plan, seen)
+    [first, second, third] = words.answer(found)
+    assert first.startswith("localtrain is best: test accuracy 0.")
+    assert "one seed cannot say" in second.lower()
+    assert third == "No method serves the clients better than training alone."
+    many, _ = planning.make(tables, tmp_path / "out", range(6), algorithms="localtrain:solver.lr=0.1")
+    sentences = words.answer(done(many, seen))
+    assert "The difference is real for fedavg + fine-tuning (paired over 6 seeds" in sentences[1]
+    [gap] = found.differences
+    few = gap._replace(p=0.01, p_holm=0.01, interval=gap.interval._replace(seeds=3))
+    assert words.answer(found._replace(differences=[few]))[1] == (
+        "The difference is suggestive for fedavg + fine-tuning (paired over 3 seeds, Holm's correction over "
+        "all pairs); it takes 5 seeds to call it real.")
+    assert "suggestive (p = 0.010 after Holm's correction, but only 3 seeds)" in words.difference(found, few)
+    close = few._replace(p=0.3, p_holm=0.6)
+    assert words.answer(found._replace(differences=[close]))[1].startswith("It is not told apart from fedavg")
+
+
+def test_clusters_and_a_loss_for_a_metric(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    plan, _ = planning.make(tables, tmp_path / "out", [0], algorithms="cgpfl:K=2,fedavg", baselines=False)
+    found = done(plan, seen)
+    data = page.page_data(plan.out, "loss")
+    assert data["lower_is_better"]
+    losses = {row["label"]: row["cells"]["personal"]["mean"] for row in data["table"]}
+    assert data["differences"][0]["label"] == min(losses, key=lambda label: losses[label])
+    clusters = data["clusters"]["cgpfl"]
+    assert {k for row in clusters["of_client"] for k in row} <= {0, 1, None}
+    assert isinstance(plan.methods["cgpfl"].algorithm, CGPFL)
+    assert found.metric == "accuracy"
+
+
+def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], tmp_path: Path, seen: Seen
+                                                       ) -> None:
+    plan, labels = planning.make(tables, tmp_path / "out", [0, 1],
+                                 algorithms="fedavg:finetune=2,localtrain:solver.lr=0.1")
+    wanted = carry_out.searches(plan, labels, 3)
+    assert [search.label for search in wanted] == ["fedavg"]  # the other's step size is the user's
+    found = carry_out.search(wanted, 1, seen)
+    plan = plan.tuned("fedavg", found["fedavg"].values)
+    plan.write()
+    assert planning.read(plan.out) == plan
+    assert plan.methods["fedavg"].algorithm == found["fedavg"].algorithm
+    assert {run.tables["algorithm"]["solver"]["lr"] for run in plan.runs(["fedavg"])} == {
+        found["fedavg"].values["solver.lr"]}
+    done(plan, seen)
+    again, _ = planning.make(tables, plan.out, [0], algorithms="fedavg:finetune=2")  # which is what was asked
+    assert again.methods == plan.methods
+    record = page.page_data(plan.out)["tuning"]["fedavg"]
+    assert len(record["rows"]) == 3
+    with pytest.raises(UsageError, match="with other hyper-parameters than the search"):
+        plan.tuned("fedavg", {"solver.lr": 0.123})
+    assert words.notes(results.read(plan))[-1] == "Not tuned: localtrain."

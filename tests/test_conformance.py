@@ -34,6 +34,7 @@ from descant.algorithms import (
     pFedMe,
 )
 from descant.algorithms.pfedgt import ByValidation
+from descant.comparison.tune import space, with_values
 from descant.energy import InputConvex
 from descant.engine.backend import InProcess
 from descant.engine.batches import View
@@ -600,6 +601,23 @@ def test_every_method_tells_what_it_is(name: str) -> None:
     assert method() == method()
     with pytest.raises(dataclasses.FrozenInstanceError):
         method().name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_can_be_tuned(name: str) -> None:
+    """It declares where its best values lie, within what is allowed and around its defaults."""
+    method = ALGORITHMS[name]()
+    ranges = space(method)
+    assert ranges, f"no field of {name} has a range to search: hyper(..., search=Log(0.001, 1.0))"
+    for field, searched in ranges.items():
+        *parts, last = field.split(".")
+        owner: Any = method
+        for part in parts:
+            owner = getattr(owner, part)
+        [declared] = [each.search for each in fields.describe(type(owner)) if each.name == last]
+        assert declared == searched, f"the range of {field} does not hold its default"
+    for end in ("low", "high"):
+        with_values(method, {field: getattr(searched, end) for field, searched in ranges.items()})
 
 
 @every_method

@@ -56,7 +56,7 @@ def run(
         raise UsageError(f"the task is in {task.dtype}, but train.dtype is {settings.dtype}: "
                          "make them the same")
     setup = Setup(method, task, federation, settings, fields.parse(Eval, eval or {}, "eval"),
-                  _origin(federation, model, loss))
+                  _origin(federation, model, loss), _section(model, loss))
     if not resume:
         return runs.start(setup, None if out is None else Path(out), observer)
     if out is None:
@@ -68,10 +68,18 @@ def run(
 
 def _origin(federation: Federation, model: Any, loss: Any) -> dict[str, Any] | None:
     """The [data] and [model] sections, where everything came from the registries."""
-    spec = named(model) if isinstance(model, str) else model
-    if federation.origin is None or not isinstance(spec, NetworkSpec | TaskSpec) or callable(loss):
+    section = _section(model, loss)
+    if federation.origin is None or section is None or callable(loss):
         return None
-    return {"data": dict(federation.origin), "model": ModelSpec(spec, loss).dump()}
+    return {"data": dict(federation.origin), "model": section}
+
+
+def _section(model: Any, loss: Any) -> dict[str, Any] | None:
+    """The [model] section, where the network has a name; a loss of the user's own is not in it."""
+    spec = named(model) if isinstance(model, str) else model
+    if not isinstance(spec, NetworkSpec | TaskSpec):
+        return None
+    return ModelSpec(spec, None if callable(loss) else loss).dump()
 
 
 def resume(out: str | Path, *, rounds: int | None = None, observer: Observer | None = None) -> Run:

@@ -52,12 +52,12 @@ def show(console: Console, entry: dict[str, Any]) -> None:
     section = CHOSEN_BY[entry["kind"]].partition(".")[0]
     if entry["fields"]:
         console.print(f"\nfields of [{section}]")
-        console.print(_table(entry["fields"]))
+        _print_fields(console, entry["fields"])
     for field in entry["fields"]:
         for option in field["options"]:
             choice = "" if option["name"] is None else f' = {{ name = "{option["name"]}" }}'
             console.print(f"\n{section}.{field['name']}{choice}: {option['summary']}")
-            console.print(_table(option["fields"]))
+            _print_fields(console, option["fields"])
     if "citation" in entry:
         console.print(f"\n{entry['citation']}")
 
@@ -72,6 +72,7 @@ def _fields(cls: type) -> list[dict[str, Any]]:
     hints = typing.get_type_hints(cls)
     return [
         {"name": field.name, "type": field.type, "default": fields.dump(field.default), "meaning": field.doc,
+         "search": None if field.search is None else str(field.search),
          "options": [_option(option) for option in _tables(hints[field.name])]}
         for field in fields.describe(cls)
     ]
@@ -96,6 +97,12 @@ def _documentation(cls: type) -> tuple[str, str]:
 
 def _citation(cls: Any) -> dict[str, str]:
     return {"citation": cls.citation} if hasattr(cls, "citation") else {}
+
+
+def _print_fields(console: Console, rows: list[dict[str, Any]]) -> None:
+    console.print(_table(rows))
+    if tuned := [f"{row['name']} {row['search']}" for row in rows if row["search"] is not None]:
+        console.print(f"  tuned (descant compare --tune): {', '.join(tuned)}")
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -17,6 +17,7 @@ import typer
 import typer.core
 
 from descant._version import __version__
+from descant.comparison import commands as comparison
 from descant.errors import DescantError, UsageError
 from descant.files import write_atomic
 from descant.flower import commands as federation
@@ -44,13 +45,6 @@ class Kind(StrEnum):
     datasets = "datasets"
     models = "models"
     partitions = "partitions"
-
-
-class Matched(StrEnum):
-    """What the methods of a comparison have in common."""
-
-    steps = "steps"
-    rounds = "rounds"
 
 
 def main() -> None:
@@ -170,62 +164,7 @@ def resume(
             show_profile(console, done.stopwatch)
 
 
-@app.command()
-def compare(
-    file: Annotated[Path, typer.Argument(
-        metavar="FILE", show_default=False,
-        help="The experiment, a TOML file with further methods in [[algorithms]].")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", show_default=False,
-                                      help="Where the runs and the results are kept.")],
-    seeds: Annotated[str, typer.Option("--seeds", metavar="N,N,...",
-                                       help="Repeat everything with each of these seeds.")] = "0,1,2",
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at the same time.")] = 1,
-    match: Annotated[Matched, typer.Option(
-        "--match", help="What all methods get the same number of: gradient steps, as the file's [algorithm] "
-                        "makes in its rounds, or rounds.")] = Matched.steps,
-    metric: Annotated[str | None, typer.Option(
-        "--metric", metavar="NAME", show_default=False,
-        help="What comes first in the table, such as balanced_accuracy. Without it: accuracy, or the "
-             "loss.")] = None,
-    settings: Settings = None,
-    data_dir: DataDir = None,
-) -> None:
-    """Run several methods on the same federation, and compare them.
-
-    The same command again does only what is missing.
-
-    \b
-    Examples:
-      descant compare experiments/pfedbred.toml --out results/pfedbred --jobs 2
-      descant compare experiment.toml --seeds 0,1,2,3,4 --match rounds --out results/mine
-    """
-    with failures_told("stopped; the same command again does what is missing"):
-        from descant.experiment import compare as comparing
-        from descant.experiment import config
-        from descant.progress import counting
-        from descant.report.comparison import show_comparison
-
-        try:
-            numbers = [int(seed) for seed in seeds.split(",")]
-        except ValueError:
-            raise UsageError(f"--seeds {seeds!r} must be whole numbers with commas, such as 0,1,2") from None
-        tables = config.override(config.read_toml(file), settings or ())
-        planned = comparing.plan(tables, numbers, out, match.value, jobs)
-        comparing.prepare(out, tables, match.value)
-        console = make_console()
-        with counting(console, sum(run.rounds for run in planned), "round") as told:
-            failed = comparing.carry_out(planned, jobs, told)
-        rows = comparing.collect(planned, metric)
-        if rows:
-            comparing.write(rows, planned, out)
-            show_comparison(console, rows)
-            for name in ("results.csv", "comparison.png"):
-                console.print(f"{out / name}", soft_wrap=True)
-        if failed:
-            raise DescantError("; ".join(f"{run.label} with seed {run.seed} failed: {why}"
-                                         for run, why in failed))
-
-
+comparison.register(app)
 federation.register(app)  # certificates, server, client
 
 

@@ -115,7 +115,7 @@ def renumbered(partition: Partition, number: Tensor) -> Partition:
 def match(centres: Tensor, models: Tensor) -> Tensor:
     """Which model each cluster is to be called after: the permutation with the least sum of squared
     distances between the clusters' centres and the models of the round before."""
-    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]  # slow: only when asked
+    from scipy.optimize import linear_sum_assignment  # slow: only when asked
 
     squares = torch.cdist(centres, models, compute_mode="donot_use_mm_for_euclid_dist").square()
     return torch.from_numpy(linear_sum_assignment(squares.numpy())[1])

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from descant.errors import UsageError, unknown
+from descant.ranges import Range
 
 T = TypeVar("T")
 
@@ -32,10 +33,12 @@ def hyper(
     above: float | None = None,
     high: float | None = None,
     below: float | None = None,
+    search: Range | None = None,
 ) -> Any:
-    """A field with a default, a meaning, and a range: `low <= value`, `above < value`, and so on."""
+    """A field with a default, a meaning, and bounds: `low <= value`, `above < value`, and so on. `search` is
+    where tuning looks for a better value; a field without it is not tuned."""
     bounds = {"low": low, "above": above, "high": high, "below": below}
-    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}}
+    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}, "search": search}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -56,13 +59,15 @@ class FieldInfo(NamedTuple):
     type: str
     default: Any
     doc: str
+    search: Range | None  # where tuning looks for a better value
 
 
 def describe(cls: type) -> list[FieldInfo]:
-    """Name, type, default and meaning of every field of a dataclass, in order."""
+    """Name, type, default, meaning and range of every field of a dataclass, in order."""
     hints = _hints(cls)
     return [
-        FieldInfo(f.name, type_name(hints[f.name]), f.default, f.metadata.get("doc", ""))
+        FieldInfo(f.name, type_name(hints[f.name]), f.default, f.metadata.get("doc", ""),
+                  f.metadata.get("search"))
         for f in dataclasses.fields(cls)
     ]
 

@@ -17,7 +17,7 @@ from descant.division import SPLITS, Division, SplitName, Table, check_unseen
 from descant.errors import UsageError
 
 if TYPE_CHECKING:
-    from descant.data.preprocess import Preprocess
+    from descant.data.preprocess import Preprocess, Treatment
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
@@ -41,6 +41,7 @@ class Federation:
     unseen: int = 0
     notes: tuple[str, ...] = ()  # what was left out when the federation was made, one line each
     source: str | None = None  # the fingerprint of the samples, where x is no longer what was loaded
+    treatment: Treatment | None = None  # how x was scaled and completed, where it was
 
     elsewhere: ClassVar[bool] = False  # whether rows, and the clients' states, are on machines of their own
 
@@ -193,11 +194,12 @@ class Federation:
         if y.is_floating_point() and not bool(torch.isfinite(y).all()):
             row = int(torch.nonzero(~torch.isfinite(y).reshape(len(y), -1).all(1))[0])
             raise UsageError(f"y has a missing or infinite value in row {row}: leave the row out")
+        treatment = None
         if preprocess.changes:
             source = source or fingerprint_of(x, y)
-            x = preprocess.apply(x, division.train, division.validation, division.test)
+            x, treatment = preprocess.apply(x, division.train, division.validation, division.test)
         return cls(x, y, division.train, division.validation, division.test, classes, division.names,
-                   unseen=division.unseen, notes=division.notes, source=source)
+                   unseen=division.unseen, notes=division.notes, source=source, treatment=treatment)
 
     @classmethod
     def from_datasets(cls, datasets: Mapping[str, Any] | Sequence[Any], **options: Any) -> Federation:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from descant.errors import UsageError
 from descant.fields import Checked, hyper
+from descant.ranges import Log
 from descant.theory.adaptive import Choice, practical_lambda, theorem_lambda
 from descant.tree import Tree
 
@@ -107,7 +108,7 @@ class FixedVariance(Checked, Precision):
 
     name: ClassVar[str] = "fixed"
 
-    sigma2: float = hyper(15.0, "variance of the prior", above=0)
+    sigma2: float = hyper(15.0, "variance of the prior", above=0, search=Log(0.1, 100.0))
 
     def value(self, sent: Sent) -> float:
         return 1 / self.sigma2

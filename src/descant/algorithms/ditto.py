@@ -9,6 +9,7 @@ from descant.algorithm import ClientData, Message, Weights
 from descant.belief import SharedPrior, Told
 from descant.fields import hyper
 from descant.precision import Lam, unstable
+from descant.ranges import Log
 from descant.solve import SGD, Solver, solve, step_size
 from descant.task import Task
 from descant.vector import Model
@@ -33,7 +34,8 @@ class Ditto(SharedPrior):
         "ICML 2021, arXiv:2012.04221"
     )
 
-    lam: Lam = hyper(1.0, "strength of the pull of the personal to the global model", low=0)
+    lam: Lam = hyper(1.0, "strength of the pull of the personal to the global model", low=0,
+                     search=Log(0.01, 10.0))
     solver: Solver = hyper(SGD(lr=0.01), "local optimizer of both models")
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")

@@ -9,6 +9,7 @@ from descant.algorithm import ClientData, Message, Weights
 from descant.belief import SharedPrior, Told
 from descant.fields import hyper
 from descant.precision import Lam, Precision, as_rule, unstable
+from descant.ranges import Log
 from descant.solve import SGD, Solver, solve, step_size
 from descant.task import Task
 from descant.vector import Model
@@ -31,7 +32,7 @@ class FedProx(SharedPrior):
         "Networks. MLSys 2020, arXiv:1812.06127"
     )
 
-    mu: Lam = hyper(0.1, "strength of the pull to the server's model", low=0)
+    mu: Lam = hyper(0.1, "strength of the pull to the server's model", low=0, search=Log(0.001, 10.0))
     solver: Solver = hyper(SGD(lr=0.01), "local optimizer")
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")

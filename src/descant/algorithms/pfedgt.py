@@ -13,6 +13,7 @@ from descant.algorithm import Algorithm, ClientData, Message, Round
 from descant.errors import UsageError
 from descant.fields import Checked, hyper
 from descant.precision import unstable
+from descant.ranges import Linear, Log
 from descant.solve import SGD, Solver, step_size
 from descant.task import Batch, Task
 from descant.theory.game import own_share, stable_curvature
@@ -141,8 +142,10 @@ class pFedGT(Algorithm):
     )
     tracking: ClassVar[bool] = True
 
-    gamma: Gamma = hyper(0.8, "share of the client's own loss in what it wants", low=0, high=1)
-    mu: float = hyper(0.05, "curvature that the others' losses are taken to have", low=0)
+    gamma: Gamma = hyper(0.8, "share of the client's own loss in what it wants", low=0, high=1,
+                         search=Linear(0.1, 0.9))
+    mu: float = hyper(0.05, "curvature that the others' losses are taken to have", low=0,
+                      search=Log(0.01, 0.5))
     rho: float = hyper(0.0, "strength of the ridge", low=0)
     lam: float | None = hyper(None, "step size of c; absent: |S|/m, exact tracking (printed: 0.7)", above=0)
     eta_s: float = hyper(1.0, "step size of theta", above=0)

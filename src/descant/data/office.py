@@ -58,7 +58,7 @@ def parse_features(folder: Path, files: dict[str, str], width: int) -> Arrays:
 
 
 def _read_features(path: Path, width: int) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.io import loadmat  # type: ignore[import-untyped]  # slow: only when asked for
+    from scipy.io import loadmat  # slow: only when asked for
 
     try:
         content: dict[str, Any] = loadmat(path, variable_names=["fts", "labels"])

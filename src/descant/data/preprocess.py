@@ -8,7 +8,7 @@ column is the first dimension of a sample: a feature of a table, a channel of im
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,26 @@ from torch import Tensor
 from descant.division import Table
 from descant.errors import UsageError
 from descant.fields import Checked, hyper
+
+
+class Treatment(NamedTuple):
+    """What was done to the rows of each client, so that it can be done to rows that come later: NaN is
+    replaced by `fill`, `mean` is subtracted, and the result divided by `std`, as far as there are such
+    numbers."""
+
+    dtype: torch.dtype  # of the rows as they came, in which this was calculated
+    fill: Tensor | None = None  # [clients, columns] float64
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+    def pick(self, clients: Any) -> Treatment:
+        """That of these clients, in this order."""
+        return Treatment(self.dtype, *(None if part is None else part[clients] for part in self[1:]))
+
+    def constants(self, client: int) -> dict[str, list[float]]:
+        """The numbers for one client, one for each column."""
+        return {name: part[client].tolist() for name, part in zip(self._fields[1:], self[1:], strict=True)
+                if part is not None}
 
 
 @dataclass(frozen=True)
@@ -77,51 +97,37 @@ class Preprocess(Checked):
                 raise UsageError(f"{name} has {len(constants)} numbers, but x has {columns} columns: "
                                  f"give 1 or {columns}")
 
-    def apply(self, x: Tensor, train: Table, validation: Table, test: Table) -> Tensor:
-        """A changed copy of `x`; rows of nobody keep what is missing."""
+    def apply(self, x: Tensor, train: Table, validation: Table, test: Table) -> tuple[Tensor, Treatment]:
+        """A changed copy of `x`, and what was done to it; rows of nobody keep what is missing."""
         x = x.clone(memory_format=torch.contiguous_format)
         table = x.view(len(x), x.shape[1] if x.dim() > 1 else 1, -1)  # [rows, columns, values]
-        mean, std, fill = (torch.tensor(c or (usual,), dtype=torch.float64)
-                           for c, usual in ((self.mean, 0.0), (self.std, 1.0), (self.fill, 0.0)))
+        given = {name: torch.tensor(getattr(self, name) or (usual,), dtype=torch.float64)
+                 for name, usual in (("fill", 0.0), ("mean", 0.0), ("std", 1.0))}
+        used = (["fill"] if self.impute != "none" else []) + (["mean", "std"] if self.scale != "none" else [])
+        found = {name: given[name].expand(len(train), table.shape[1]).clone() for name in used}
         if self.impute == "constants":
-            table.copy_(table.where(~table.isnan(), _as_column(fill, x)))
+            table.copy_(table.where(~table.isnan(), _as_column(given["fill"], x)))
         if "client" in (self.scale, self.impute):
             for client in range(len(train)):
                 rows = torch.from_numpy(np.concatenate([train[client], validation[client], test[client]]))
-                table[rows] = self._of_client(table[rows], len(train[client]), mean)
+                table[rows], own = self._of_client(table[rows], len(train[client]), given["mean"])
+                for name, values in own.items():
+                    found[name][client] = values
         if self.scale == "constants":
-            table.sub_(_as_column(mean, x)).div_(_as_column(std, x))
-        return x
+            table.sub_(_as_column(given["mean"], x)).div_(_as_column(given["std"], x))
+        return x, Treatment(x.dtype, **found)
 
-    def constants(self, x: Tensor, training: np.ndarray) -> dict[str, list[float]]:
-        """What is done to the rows of a client as numbers for each column, so that it can be done to rows
-        that come later: (row with NaN replaced by `fill`, less `mean`) / `std`. `x` are its rows as they were
-        before, and `training` those that may be looked at."""
-        columns = x.shape[1] if x.dim() > 1 else 1
-        given = {name: torch.tensor(getattr(self, name) or (usual,), dtype=torch.float64).expand(columns)
-                 for name, usual in (("fill", 0.0), ("mean", 0.0), ("std", 1.0))}
-        block = x[torch.from_numpy(training)].reshape(len(training), columns, -1)
-        if self.impute == "constants":
-            block = block.where(~block.isnan(), _as_column(given["fill"], block))
-        found: dict[str, Tensor] = given if self.scale == "constants" else {"fill": given["fill"]}
+    def _of_client(self, block: Tensor, training: int, zero: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """One client's rows [rows, columns, values], of which the first `training` may be looked at, and by
+        which numbers they were changed; `zero` is what becomes 0 when constants scale it."""
+        found: dict[str, Tensor] = {}
         if self.impute == "client":
-            found["fill"] = _averages(block, given["mean"])
+            found["fill"] = _averages(block[:training], zero)
             block = block.where(~block.isnan(), _as_column(found["fill"], block))
         if self.scale == "client":
-            found["mean"], found["std"] = _spread(block)
-        if self.impute == "none":
-            del found["fill"]
-        return {name: values.tolist() for name, values in found.items()}
-
-    def _of_client(self, block: Tensor, training: int, zero: Tensor) -> Tensor:
-        """One client's rows [rows, columns, values], of which the first `training` may be looked at; `zero`
-        is what becomes 0 when constants scale it."""
-        if self.impute == "client":
-            block = block.where(~block.isnan(), _as_column(_averages(block[:training], zero), block))
-        if self.scale == "client":
-            mean, std = _spread(block[:training])
-            block = (block - _as_column(mean, block)) / _as_column(std, block)
-        return block
+            found["mean"], found["std"] = _spread(block[:training])
+            block = (block - _as_column(found["mean"], block)) / _as_column(found["std"], block)
+        return block, found
 
 
 def _averages(seen: Tensor, zero: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from descant.data.tables import ENDINGS, Arrays, Block, opened, read_npz
+from descant.data.tables import ENDINGS, Arrays, Block, opened, read_npz, read_npz_rows
 from descant.errors import UsageError, unknown
 
 Kind: TypeAlias = Literal["number", "ignore"] | tuple[str, ...]  # the last one: the categories
@@ -101,18 +101,38 @@ class Schema:
         """The samples of a CSV, Parquet or NPZ file: x, float32 [rows, features], and y, class numbers
         (int64) or real targets (float32). An empty cell is NaN in x, and refused in y."""
         path = Path(path)
-        if path.suffix.lower() not in ENDINGS:
-            raise UsageError(f"{path} must end in one of {', '.join(ENDINGS)}")
         if path.suffix.lower() == ".npz":
             arrays = self.check(read_npz(path), f"{path}: ")
             return arrays.x, arrays.y
-        wanted = [*(column.name for column in self.columns if column.features), self.target]
-        with opened(path, wanted) as table:
-            self._check_header(table.columns, path)
-            blocks = [(self._samples(block), self._targets(block)) for block in table.blocks]
+        x, y = self._table(path, [self.target])
+        assert y is not None
+        return x, y
+
+    def read_rows(self, path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
+        """As `read`, for rows whose target may not be known yet: y is None where the file has none."""
+        path = Path(path)
+        if path.suffix.lower() == ".npz":
+            x, y = read_npz_rows(path)
+            known = np.zeros(len(x), np.int64) if y is None else y
+            arrays = self.check(Arrays(x, known), f"{path}: ")
+            return arrays.x, None if y is None else arrays.y
+        return self._table(path, [])
+
+    def _table(self, path: Path, needed: list[str]) -> tuple[np.ndarray, np.ndarray | None]:
+        """The samples of a table, and the targets if it has them; `needed`: what it must have besides the
+        features."""
+        if path.suffix.lower() not in ENDINGS:
+            raise UsageError(f"{path} must end in one of {', '.join(ENDINGS)}")
+        features = [column.name for column in self.columns if column.features]
+        with opened(path, [*features, self.target]) as table:
+            self._check_header(table.columns, [*features, *needed], path)
+            has_target = self.target in table.columns
+            blocks = [(self._samples(block), self._targets(block) if has_target else None)
+                      for block in table.blocks]
         if not blocks:
             raise UsageError(f"{path} names its columns, but has no rows: give it some, or remove the file")
-        return np.concatenate([x for x, _ in blocks]), np.concatenate([y for _, y in blocks])
+        x = np.concatenate([x for x, _ in blocks])
+        return x, np.concatenate([y for _, y in blocks if y is not None]) if has_target else None
 
     def check(self, arrays: Arrays, where: str) -> Arrays:
         """Arrays that were encoded elsewhere, if they fit; `where` begins the messages."""
@@ -130,12 +150,11 @@ class Schema:
                              f"schema's classes {', '.join(self.classes)}), not {y.max()} of type {y.dtype}")
         return arrays._replace(x=x.astype(np.float32))
 
-    def _check_header(self, found: list[str], path: Path) -> None:
+    def _check_header(self, found: list[str], needed: list[str], path: Path) -> None:
         for name in found:
             if found.count(name) > 1:
                 raise UsageError(f"{path} has the column {name!r} {found.count(name)} times: keep one")
         known = [*(column.name for column in self.columns), self.target]
-        needed = [*(column.name for column in self.columns if column.features), self.target]
         extra = [name for name in found if name not in known]
         problems = [f"it has no column {name!r}{_hint(name, extra)}" for name in needed if name not in found]
         problems += [f"its column {name!r} is not in the schema{_hint(name, known)}" if name else

@@ -298,6 +298,22 @@ class Arrays(NamedTuple):
 
 def read_npz(path: Path) -> Arrays:
     """The arrays x, y and, if there is one, group of a file."""
+    arrays = _load_npz(path)
+    if "y" not in arrays:
+        raise UsageError(f"{path} has no array 'y': it needs x (samples) and y (targets)")
+    return Arrays.of(arrays["x"], arrays["y"], arrays.get("group"), f"{path}: ")
+
+
+def read_npz_rows(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """The samples of a file, and the targets if it has them."""
+    arrays = _load_npz(path)
+    targets = arrays.get("y", np.zeros(arrays["x"].shape[:1], np.int64))
+    x, y, _ = Arrays.of(arrays["x"], targets, arrays.get("group"), f"{path}: ")
+    return x, y if "y" in arrays else None
+
+
+def _load_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file, x at least."""
     try:
         with path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
             for name in (member.removesuffix(".npy") for member in archive.namelist()):
@@ -312,10 +328,9 @@ def read_npz(path: Path) -> Arrays:
         raise
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"{path} cannot be read as NPZ: {error}; write it again, with numpy.savez") from None
-    for name in ("x", "y"):
-        if name not in arrays:
-            raise UsageError(f"{path} has no array {name!r}: it needs x (samples) and y (targets)")
-    return Arrays.of(arrays["x"], arrays["y"], arrays.get("group"), f"{path}: ")
+    if "x" not in arrays:
+        raise UsageError(f"{path} has no array 'x': it needs x (samples) and y (targets)")
+    return arrays
 
 
 def _plain(values: Any, where: str) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 from descant.engine.batches import LocalWork
 from descant.errors import UsageError
 from descant.fields import Checked, hyper
+from descant.place import is_place
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ class Train(Checked):
 class Eval(Checked):
     every: int = hyper(5, "rounds between evaluations; the last round is always evaluated", low=1)
     clients: int | None = hyper(None, "size of a fixed sample of clients to evaluate; absent: all", low=1)
+    metrics: tuple[str, ...] | None = hyper(
+        None, 'your own figures of a finished run: "package.module:function", of (outputs, y)')
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for place in self.metrics or ():  # imported where runs are measured, never where they are read
+            if not is_place(place):
+                raise UsageError('eval.metrics must read "package.module:function", such as '
+                                 f'"my_package.scores:f1", not {place!r}')
 
     def due(self, number: int, rounds: int) -> bool:
         return number % self.every == 0 or number == rounds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import signal
 import threading
 import time
@@ -32,6 +31,7 @@ from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Keeper, Snapshot
 from descant.experiment.config import Experiment, differences
 from descant.files import locked
+from descant.plain import plain
 from descant.pool import Federation
 from descant.report.clusters import draw_clusters
 from descant.report.curve import draw_curve
@@ -73,7 +73,8 @@ class Interrupted(KeyboardInterrupt):
 @dataclasses.dataclass(frozen=True)
 class Setup:
     """What a run is made of. `origin` are the [data] and [model] sections where they are known; a run
-    on a user's own objects has none and can be resumed only from Python."""
+    on a user's own objects has none and can be resumed only from Python. `model` is the [model] section
+    where the data alone are the user's own."""
 
     algorithm: Algorithm
     task: Task
@@ -81,6 +82,7 @@ class Setup:
     train: Train
     eval: Eval
     origin: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, experiment: Experiment) -> Setup:
@@ -100,8 +102,10 @@ class Setup:
 
     def identity(self) -> dict[str, Any]:
         """What two parts of one run must share. The number of rounds may grow, the cluster may move, and how
-        clients are run may change where there is less of everything: results agree to rounding."""
+        clients are run may change where there is less of everything: results agree to rounding. What is
+        measured when all is done changes nothing."""
         tables = self.tables()
+        tables["eval"].pop("metrics", None)
         for name in ("rounds", "ray_address", "backend", "chunk", "workers"):
             tables["train"].pop(name, None)
         parts = {"config": tables, "federation": self.federation.fingerprint(),
@@ -270,7 +274,7 @@ class Run:
             row |= {"eval_seconds": round(eval_seconds, 6)} | figures[0]
             if len(figures) > 1:
                 row["unseen"] = figures[1]
-        return _plain(row)  # type: ignore[no-any-return]
+        return plain(row)  # type: ignore[no-any-return]
 
 
 def start(setup: Setup, out: Path | None = None, observer: Observer | None = None) -> Run:
@@ -331,9 +335,10 @@ def _continued(setup: Setup, out: Path, changed: bool) -> Run:
     return run
 
 
-def load(out: Path) -> Run:
-    """A run's models and figures as they are on disk; nothing is written."""
-    setup = Setup.of(layout.experiment(out))
+def load(out: Path, setup: Setup | None = None) -> Run:
+    """A run's models and figures as they are on disk; nothing is written. `setup` is needed where the
+    directory alone does not tell what the run is made of."""
+    setup = setup or Setup.of(layout.experiment(out))
     with locked(out, shared=True):
         if not _begun(out, setup):
             raise DescantError(f"{out} has no checkpoint yet: run `{layout.resume_command(out)}` first")
@@ -392,16 +397,3 @@ def _shielded() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
     if caught:
         raise KeyboardInterrupt
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no tensors."""
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

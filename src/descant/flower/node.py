@@ -7,34 +7,29 @@ which methods the upload tells what they are).
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from safetensors.torch import save
 
 from descant._version import __version__
 from descant.algorithm import Message
-from descant.algorithms import LocalTrain
 from descant.division import SPLITS
 from descant.engine.backend import one_thread
 from descant.engine.store import ASKED
 from descant.engine.work import Job, LocalResult, Scored, Work
 from descant.errors import DescantError, UsageError
-from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
-from descant.files import write_atomic
 from descant.flower.frame import Kind
 from descant.flower.keep import Keep, States
 from descant.flower.letters import Letter, Refused
 from descant.flower.plan import PROTOCOL, Forms, Plan, read_experiment, tables_of
 from descant.flower.site import Site, read_site
-from descant.pool import Federation
-from descant.solve import SGD, Adam, Proximal
+from descant.handover.alone import learned_alone
+from descant.handover.manifest import TENSORS, Manifest, save_model
 from descant.task import ModuleTask, Task
 from descant.tree import Tree, leaves, map_tree, take
 from descant.vector import Model
@@ -67,7 +62,13 @@ class Joined(NamedTuple):
     forms: Forms
     work: Work
     states: States
-    constants: dict[str, list[float]] | None  # what was done to the rows; None where a dataset did it
+
+    @property
+    def setup(self) -> Setup:
+        """This client's part of the experiment as if it were a run."""
+        sections = self.plan.experiment.dump()
+        return Setup(self.plan.experiment.algorithm, self.task, self.work.federation, self.plan.train,
+                     self.plan.experiment.eval, {name: sections[name] for name in ("data", "model")})
 
 
 class Node:
@@ -146,8 +147,7 @@ class Node:
         site = self._read(tables)
         federation = site.within(plan.frame(), client, experiment.data, plan.train.torch_dtype)
         self._joined = Joined(plan, client, task, plan.forms(task), plan.work(task, federation),
-                              self._keep.states(plan.session),
-                              site.constants(federation, client, experiment.data))
+                              self._keep.states(plan.session))
         return self._joined
 
     def _ready(self, order: Letter) -> Joined:
@@ -203,9 +203,9 @@ class Node:
         personal, _ = self._done(joined, "personalize" if has_part else "adapt", number, order, state)
         scored, _ = self._done(joined, "score" if has_part else "score_newcomer", number, order, state)
         figures = self._figures(joined, scored)
-        place = self._save(joined, personal, number)
+        place = self._save(joined, personal, number, newcomer=not has_part)
         if order.facts.get("alone"):
-            figures["alone"] = self._alone(joined, max(1, number))
+            figures["alone"] = learned_alone(joined.setup, joined.client, self.name, max(1, number))
         self._watcher.finished(figures, place)
         return Letter({"number": number, "figures": figures})
 
@@ -216,39 +216,16 @@ class Node:
                       zip(names, joined.task.figures(scores.test), strict=True)}
                 for who, scores in named.items()}
 
-    def _alone(self, joined: Joined, rounds: int) -> dict[str, Any]:
-        """As many rounds of the same work, without anybody: the round that is best on validation counts."""
-        own, plan = joined.work.federation, joined.plan
-        client = joined.client
-        train, validation, test = (own.split(split).pick(np.array([client])) for split in SPLITS)
-        federation = Federation(own.x, own.y, train, validation, test, own.classes, (self.name,))
-        solver = getattr(plan.experiment.algorithm, "solver", None)
-        method = LocalTrain(solver) if isinstance(solver, SGD | Adam | Proximal) else LocalTrain()
-        settings = dataclasses.replace(plan.train, rounds=rounds, cohort="all", backend="loop", drop=0.0)
-        run = runs.start(Setup(method, joined.task, federation, settings, plan.experiment.eval))
-        at = (run.best_round or run.rounds) - 1
-        row = next(row for row in run.history[at:] if "personal" in row)
-        return {name: figures["mean"] for name, figures in row["personal"]["test"].items()}
-
-    def _save(self, joined: Joined, personal: Tree, number: int) -> Path:
+    def _save(self, joined: Joined, personal: Tree, number: int, newcomer: bool) -> Path:
         """What this client predicts with: as a state_dict where it is one network."""
-        task, plan = joined.task, joined.plan
-        if is_network := isinstance(personal, Model) and isinstance(task, ModuleTask):
-            tensors: dict[str, Any] = task.module(personal).state_dict()
+        if is_network := isinstance(personal, Model) and isinstance(joined.task, ModuleTask):
+            tensors: dict[str, Any] = joined.task.module(personal).state_dict()
         else:
             tensors = dict(leaves(personal))
-        sections = plan.experiment.dump()
-        manifest = {
-            "descant": __version__, "client": self.name, "round": number,
-            "tensors": "state_dict" if is_network else "the parts that the method predicts with",
-            "kind": plan.kind.dump(), "preprocess": joined.constants,
-            **{name: sections[name] for name in ("model", "algorithm", "data")},
-        }
-        place = self._keep.directory / "model.safetensors"
-        plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        write_atomic(place, save(plain, metadata={"descant": json.dumps(manifest)}))
-        write_atomic(place.with_suffix(".json"), json.dumps(manifest, indent=1).encode())
-        return place
+        about = Manifest.of(joined.setup, joined.client, name=self.name, newcomer=newcomer, number=number,
+                            which="best", tensors="state_dict" if is_network else "parts")
+        save_model(self._keep.directory, tensors, about)
+        return self._keep.directory / TENSORS
 
 
 class NotReady(DescantError):

@@ -10,6 +10,7 @@ import torch
 
 from descant.data import DATASETS, tables
 from descant.data.folder import read_file
+from descant.data.preprocess import Treatment
 from descant.data.spec import DataSpec
 from descant.division import Table, split_rows
 from descant.engine.shard import Rows, Shard
@@ -26,12 +27,7 @@ class Site(NamedTuple):
     classes: int | None
     group: np.ndarray | None = None
     split: tuple[Table, Table, Table] | None = None  # each with one list
-
-    def constants(self, federation: Federation, client: int, spec: DataSpec) -> dict[str, list[float]] | None:
-        """What was done to the rows, for those that come later; None where a dataset did it."""
-        if self.split is not None or not spec.preprocess.changes:
-            return {} if not spec.preprocess.changes else None
-        return spec.preprocess.constants(self.x, federation.train[client])
+    treatment: Treatment | None = None  # what that dataset did to the rows
 
     @property
     def kind(self) -> Kind:
@@ -40,16 +36,20 @@ class Site(NamedTuple):
     def within(self, frame: Frame, client: int, spec: DataSpec, dtype: torch.dtype) -> Federation:
         """A federation in which client number `client` has these rows, and nobody else has any."""
         if self.split is not None:
-            x, split = self.x, self.split
+            x, split, treatment = self.x, self.split, self.treatment
         else:
             parts = split_rows(np.arange(len(self.x)), self._labels(frame.classes), spec.seed, client,
                                spec.test, spec.validation, self.group)
             split = (Table.of([parts[0]]), Table.of([parts[1]]), Table.of([parts[2]]))
             spec.preprocess.check(self.x)
-            x = spec.preprocess.apply(self.x, *split) if spec.preprocess.changes else self.x
+            x, treatment = (spec.preprocess.apply(self.x, *split) if spec.preprocess.changes
+                            else (self.x, None))
         train, validation, test = (self._placed(table, client, frame.everyone) for table in split)
         x, y = (t.to(dtype) if t.is_floating_point() else t for t in (x, self.y))
-        return Shard(x, y, train, validation, test, frame.classes, frame.names, unseen=frame.unseen)
+        if treatment is not None:  # the others have no rows that it could be wrong for
+            treatment = treatment.pick(np.zeros(frame.everyone, np.int64))
+        return Shard(x, y, train, validation, test, frame.classes, frame.names, unseen=frame.unseen,
+                     treatment=treatment)
 
     def _labels(self, classes: int | None) -> np.ndarray | None:
         return self.y.numpy() if classes is not None and self.y.dim() == 1 else None
@@ -111,4 +111,5 @@ def _of_dataset(name: str, client: str, spec: DataSpec) -> Site:
     rows = Rows.of(federation, np.array([number]))
     split = [table.pick(np.array([number])) for table in (rows.train, rows.validation, rows.test)]
     return Site(torch.from_numpy(rows.x), torch.from_numpy(rows.y), federation.classes, None,
-                (split[0], split[1], split[2]))
+                (split[0], split[1], split[2]),
+                None if federation.treatment is None else federation.treatment.pick([number]))

@@ -1,4 +1,4 @@
-"""Several methods in one table and one picture."""
+"""Several methods in one table and in one picture."""
 
 from __future__ import annotations
 
@@ -7,65 +7,84 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from descant.files import write_atomic
-from descant.units import duration, figure, size
 
 if TYPE_CHECKING:
-    from descant.experiment.compare import Row
+    from descant.comparison.results import Results
 
 # Okabe and Ito's colours, told apart by people with any colour vision; then the same, dashed
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-HEADINGS = {"personal": "personal", "personal_best": "at best val.", "worst_decile": "worst 10%",
-            "global": "global", "personal_truth_error": "error to truth"}
 
 
-def show_comparison(console: Console, rows: list[Row]) -> None:
-    """Means over the seeds, with standard deviations; the methods in the order of the file."""
-    known = [key for key in HEADINGS if any(key in row.figures for row in rows)]
+def show_comparison(console: Console, results: Results) -> None:
+    """The table, and the answer in words."""
+    from descant.comparison import words
+    from descant.comparison.table import cell, columns
+
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left",
-                  title=f"test {rows[0].metric} on the clients' own data, mean over seeds (std)",
-                  title_style="")
+                  title=f"test {results.metric.replace('_', ' ')} on the clients' own rows, mean over seeds "
+                        "± 95 % interval", title_style="")
     table.add_column("method", no_wrap=True)
-    for heading in (*(HEADINGS[key] for key in known), "seeds", "rounds", "steps", "per client", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        cells = []
-        for key in known:
-            mean, std = row.figures.get(key, (None, None))
-            metric = "error" if key.endswith("error") else row.metric
-            cells.append("-" if mean is None else f"{figure(metric, mean)} ({figure(metric, std)})")
-        table.add_row(row.label, *cells, str(row.seeds), f"{row.rounds:,}", f"{row.grad_steps:,.0f}",
-                      size(round(row.bytes_per_client)), duration(row.seconds))
+    shown = columns(results)
+    for column in shown:
+        table.add_column(column.title, justify="right", no_wrap=True)
+    table.add_column("rounds", justify="right", no_wrap=True)
+    for row in results.rows:
+        table.add_row(row.label, *(cell(column.key, row.figures.get(column.key), results.metric)
+                                   for column in shown), f"{row.rounds:,}")
     console.print(table)
+    console.print()
+    for sentence in words.answer(results):
+        console.print(sentence, soft_wrap=not console.is_terminal)
+    for note in words.notes(results):
+        console.print(f"note: {note}", soft_wrap=not console.is_terminal)
 
 
-def draw_comparison(histories: dict[str, list[list[dict[str, Any]]]], metric: str, path: Path) -> None:
-    """Test figures of the personal models against gradient steps and against rounds; bands over the seeds."""
-    canvas = Figure(figsize=(11, 4.2), layout="constrained")
-    left, right = canvas.subplots(1, 2, sharey=True)
-    styles = itertools.product(("-", "--", ":"), COLOURS)
-    for (label, seeds), (style, colour) in zip(histories.items(), styles, strict=False):
-        common = min(len(history) for history in seeds)  # one of the runs may have been extended
-        seeds = [history[:common] for history in seeds]
-        rows = [[row for row in history if "personal" in row] for history in seeds]
-        values = np.array([[row["personal"]["test"][metric]["mean"] for row in each] for each in rows], float)
-        steps = np.mean([np.cumsum([row["grad_steps"] for row in history]) for history in seeds], 0)
-        numbers = np.array([row["round"] for row in rows[0]])
-        for axes, at in ((left, steps[numbers - 1]), (right, numbers)):
-            axes.plot(at, values.mean(0), color=colour, linestyle=style, label=label)
-            axes.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
-    left.set(xlabel="gradient steps of all clients", ylabel=f"test {metric} of the personal models")
+def draw_comparison(data: dict[str, Any], path: Path) -> None:
+    """Test figures of the personal models against gradient steps and against rounds, with the range over the
+    seeds; and against the fields of a grid, if there is one. `data` is that of the report's page."""
+    from matplotlib.figure import Figure  # slow: only when there is something to draw
+
+    grids = data["grids"]
+    panels = 2 + len({grid["field"] for grid in grids})
+    canvas = Figure(figsize=(5.5 * panels, 4.2), layout="constrained")
+    left, right, *more = canvas.subplots(1, panels, sharey=True)
+    styles = itertools.cycle(itertools.product(("-", "--", ":"), COLOURS))
+    for (label, curve), (style, colour) in zip(data["curves"].items(), styles, strict=False):
+        values = {end: [float("nan") if v is None else v for v in curve["personal"][end]]
+                  for end in ("mean", "low", "high")}
+        for axes, key in ((left, "steps"), (right, "round")):
+            axes.plot(curve[key], values["mean"], style, color=colour, label=label, linewidth=1.5)
+            axes.fill_between(curve[key], values["low"], values["high"], color=colour, alpha=0.15,
+                              linewidth=0)
+    metric = data["metric"].replace("_", " ")
+    left.set(xlabel="gradient steps", ylabel=f"test {metric} of the personal models")
     right.set(xlabel="round")
-    right.legend(fontsize=8)
-    for axes in (left, right):
+    if data["curves"]:
+        right.legend(fontsize=8)
+    for axes, field in zip(more, dict.fromkeys(grid["field"] for grid in grids), strict=True):
+        _draw_grid(axes, field, [grid for grid in grids if grid["field"] == field])
+    for axes in canvas.axes:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     buffer = io.BytesIO()
     canvas.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
     write_atomic(path, buffer.getvalue())
+
+
+def _draw_grid(axes: Any, field: str, lines: list[dict[str, Any]]) -> None:
+    """What a setting does, with the intervals over the seeds."""
+    numeric = all(isinstance(value, int | float) for line in lines for value in line["values"])
+    for line, colour in zip(lines, itertools.cycle(COLOURS), strict=False):
+        at = line["values"] if numeric else [str(value) for value in line["values"]]
+        reach = [0.0 if high is None else high - mean
+                 for mean, high in zip(line["mean"], line["high"], strict=True)]
+        axes.errorbar(at, line["mean"], yerr=reach, color=colour, label=line["label"], marker="o", capsize=3)
+    if numeric and min(value for line in lines for value in line["values"]) > 0:
+        axes.set_xscale("log")
+    axes.set(xlabel=field)
+    axes.legend(fontsize=8)

@@ -1,0 +1,1 @@
+"""Several methods on one federation: which is best, and is the difference real?"""

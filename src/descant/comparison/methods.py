@@ -1,0 +1,233 @@
+"""Which methods are compared: a list on the command line or in the file, with settings and grids.
+
+`fedavg,ditto:lam=0.5,pfedbred:strategy=mh,lam=[15,30,60]` names three methods, the last of them as a grid: a
+list stands for one contender for each of its values. In a file, `[[algorithms]]` has a table for each, and
+a grid is `grid = { lam = [15, 30, 60] }`, because some fields hold lists themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from descant import fields
+from descant.algorithm import Algorithm
+from descant.algorithms import ALGORITHMS, FedAvg, LocalTrain
+from descant.engine.settings import Train
+from descant.errors import UsageError, unknown
+from descant.experiment.config import parse_algorithm
+
+LOCAL, TUNED = "localtrain", "fedavg + fine-tuning"  # what is added, by label
+FINE_TUNING = 20  # steps, where a client's work is given in epochs
+LONGEST = 100  # letters of a label, which names a directory
+
+
+class Place(NamedTuple):
+    """Where in a grid a contender stands: `family` is what its members have in common."""
+
+    family: str
+    values: dict[str, Any]  # by dotted field
+
+
+class Contender(NamedTuple):
+    """A method with its settings, under the name that tables give it."""
+
+    label: str
+    algorithm: Algorithm
+    given: frozenset[str] = frozenset()  # the dotted fields that the user has set
+    grid: Place | None = None
+    added: bool = False  # nobody asked for it: a baseline that every comparison has
+
+
+def contenders(tables: Mapping[str, Any], listed: str | None, train: Train, *, baselines: bool
+               ) -> list[Contender]:
+    """The methods of a comparison: those `listed` on the command line, or else the file's [algorithm] and
+    [[algorithms]]; and LocalTrain and FedAvg with fine-tuning, where they are missing."""
+    written = _written(tables)
+    if listed is None:
+        found = [contender for where, table in written for contender in _expand(table, where)]
+    else:
+        found = [contender for table in _parse(listed, written) for contender in
+                 _expand(table, f"--algorithms {table['name']}")]
+    if not found:
+        raise UsageError("there is nothing to compare: name methods with --algorithms, or in the file's "
+                         "[algorithm] and [[algorithms]]")
+    found = _told_apart(found)
+    if baselines:
+        found += [each for each in _baselines(found, train) if each.label not in {f.label for f in found}]
+    return found
+
+
+def reference(tables: Mapping[str, Any], found: Sequence[Contender]) -> Algorithm:
+    """The method whose rounds are those of [train]: that of [algorithm], or the first of the list."""
+    if "algorithm" not in tables:
+        return found[0].algorithm
+    return parse_algorithm({key: value for key, value in tables["algorithm"].items() if key != "grid"})
+
+
+def _written(tables: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The tables of a file, with where they stand."""
+    more = tables.get("algorithms", [])
+    if not isinstance(more, list):
+        raise UsageError("algorithms must be a list of sections, each headed [[algorithms]]")
+    all_of_them = [("algorithm", tables["algorithm"])] if "algorithm" in tables else []
+    all_of_them += [(f"algorithms[{k}]", table) for k, table in enumerate(more)]
+    for where, table in all_of_them:
+        if not isinstance(table, Mapping):
+            raise UsageError(f"{where} must be a section, not {table!r}")
+    return [(where, dict(table)) for where, table in all_of_them]
+
+
+# -- the list on the command line ----------------------------------------------------------------------
+
+
+def _parse(listed: str, written: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The tables that a list describes. A name with a label, or a method, of the file stands for what the
+    file says of it."""
+    known = {str(table.get("label", table.get("name"))): table for _, table in reversed(written)}
+    tables: list[dict[str, Any]] = []
+    for part in _split(listed):
+        head, equals, text = part.partition("=")
+        name, colon, field = head.partition(":")
+        if colon or not equals:
+            if name not in known and name not in ALGORITHMS:
+                raise unknown("algorithm", name, {*ALGORITHMS, *known})
+            tables.append(dict(known.get(name, {"name": name})))
+        else:
+            field = head
+        if not equals:
+            if colon:
+                raise UsageError(f"--algorithms {part!r} must read name:field=value, such as pfedme:lam=30")
+            continue
+        if not tables or not field:
+            raise UsageError(f"--algorithms {part!r} must come after the name of a method and a colon, as in "
+                             "pfedme:lam=30,eta=0.01")
+        _set(tables[-1], field, _value(text))
+    return tables
+
+
+def _split(listed: str) -> Iterator[str]:
+    """The parts between commas, of which those in brackets and quotes do not count."""
+    depth, quote, start = 0, "", 0
+    for k, letter in enumerate(listed):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+            if letter == "," and depth == 0:
+                yield listed[start:k].strip()
+                start = k + 1
+    if depth or quote:
+        raise UsageError(f"--algorithms {listed!r}: a bracket or a quote is left open")
+    yield listed[start:].strip()
+
+
+def _set(table: dict[str, Any], field: str, value: Any) -> None:
+    """Put a dotted field in; a list makes it a grid."""
+    if isinstance(value, list):
+        table["grid"] = {**table.get("grid", {}), field: value}
+        return
+    *way, last = field.split(".")
+    for key in way:
+        inner = table.get(key, {})
+        table[key] = dict(inner) if isinstance(inner, Mapping) else {}
+        table = table[key]
+    table[last] = value
+
+
+def _value(text: str) -> Any:
+    """As TOML has it; what is not TOML is text."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        if text.strip().startswith(("[", "{")):  # a list of names without quotes
+            quoted = re.sub(r"(?<=[\[,])\s*([A-Za-z_]\w*)\s*(?=[\],])", r'"\1"', text.strip())
+            try:
+                return tomllib.loads(f"value = {quoted}")["value"]
+            except tomllib.TOMLDecodeError:
+                raise UsageError(f"--algorithms: {text!r} is neither a value nor a list of them") from None
+        return text.strip()
+
+
+# -- from tables to contenders -------------------------------------------------------------------------
+
+
+def _expand(table: dict[str, Any], where: str) -> Iterator[Contender]:
+    """The contender of a table, or those of its grid."""
+    grid, label = table.pop("grid", None), table.get("label")
+    given = frozenset(_dotted({key: value for key, value in table.items() if key not in ("name", "label")}))
+    method = parse_algorithm(table, where)
+    if label is not None and (not isinstance(label, str) or not label.strip()):
+        raise UsageError(f"{where}.label must be a name, not {label!r}")
+    if grid is None:
+        yield Contender(label or method.name, method, given)
+        return
+    if not isinstance(grid, Mapping) or not all(isinstance(v, list) and v for v in grid.values()):
+        raise UsageError(f"{where}.grid must give each field a list of values, such as {{ lam = [15, 30] }}")
+    for values in itertools.product(*grid.values()):
+        place = dict(zip(grid, values, strict=True))
+        member = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
+        for field, value in place.items():
+            _set(member, field, value)
+        name = f"{label or method.name} {_settings(place)}"
+        yield Contender(name, parse_algorithm(member, where), given | grid.keys(),
+                        Place(label or method.name, place))
+
+
+def _dotted(table: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{inner}" for inner in _dotted(value))
+        else:
+            yield key
+
+
+def _told_apart(found: list[Contender]) -> list[Contender]:
+    """Contenders of one label by what differs in their settings."""
+    count = {label: [c.label for c in found].count(label) for label in (c.label for c in found)}
+    told = [c if count[c.label] == 1 else c._replace(label=_with_settings(c)) for c in found]
+    seen: dict[str, Contender] = {}
+    for contender in told:
+        if contender.label in seen:
+            raise UsageError(f"two methods are called {contender.label!r}: give one of them a label")
+        seen[contender.label] = contender
+        check_label(contender.label)
+    return told
+
+
+def check_label(label: str) -> None:
+    """A label names a directory."""
+    if "/" in label or label.startswith(".") or len(label) > LONGEST or not label.isprintable():
+        raise UsageError(f"the label {label!r} must do as the name of a directory: give the method a short "
+                         "one of your own, as in pfedme:label=mine")
+
+
+def _with_settings(contender: Contender) -> str:
+    changed = {}
+    for field in sorted(contender.given):
+        value = fields.dump(contender.algorithm)
+        for key in field.split("."):
+            value = value[key]
+        changed[field] = value
+    return f"{contender.label} {_settings(changed)}" if changed else contender.label
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    words = (f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+             for name, value in values.items())
+    return " ".join(words).replace("/", "_")
+
+
+def _baselines(found: Sequence[Contender], train: Train) -> Iterator[Contender]:
+    """LocalTrain and FedAvg with fine-tuning, with the local optimizer of the first method that has one."""
+    solver = next((c.algorithm.solver for c in found if hasattr(c.algorithm, "solver")), FedAvg().solver)
+    if not any(isinstance(c.algorithm, LocalTrain) for c in found):
+        yield Contender(LOCAL, LocalTrain(solver=solver), added=True)
+    if not any(isinstance(c.algorithm, FedAvg) and c.algorithm.finetune for c in found):
+        steps = train.local.steps or FINE_TUNING
+        yield Contender(TUNED, FedAvg(solver=solver, finetune=steps), added=True)

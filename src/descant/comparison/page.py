@@ -1,0 +1,217 @@
+"""Everything that the report shows, as one plain value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from descant import fields
+from descant.comparison import tune, words
+from descant.comparison.carry_out import read_failures
+from descant.comparison.plan import Method, Plan, Planned, read
+from descant.comparison.results import Results, mean_over_seeds
+from descant.comparison.results import read as read_results
+from descant.comparison.table import cell, columns
+from descant.errors import DescantError
+from descant.experiment import directory as layout
+from descant.files import locked
+from descant.plain import plain
+from descant.units import times
+
+MOST_POINTS = 400  # of a curve; a longer one is thinned
+
+
+def page_data(out: Path, metric: str | None = None, *, live: bool = False) -> dict[str, Any]:
+    """What is known of the comparison in a directory at the moment."""
+    plan = read(out)
+    results = read_results(plan, metric)
+    failures = read_failures(out / "failures.json")
+    progress = [_progress(run, failures) for run in plan.runs()]
+    shown = columns(results, all_metrics=True)
+    data = {
+        "title": _title(plan),
+        "live": live,
+        "finished": all(run["state"] == "done" for run in progress),
+        "progress": progress,
+        "answer": words.answer(results),
+        "notes": words.notes(results),
+        "metric": results.metric,
+        "lower_is_better": results.lower_is_better,
+        "columns": [column._asdict() for column in shown],
+        "table": [{"label": row.label, "cells": {
+            column.key: {"text": cell(column.key, value, results.metric)} | _ends(value)
+            for column in shown for value in [row.figures.get(column.key)]}} for row in results.rows],
+        "methods": [_method(method) for method in plan.methods.values()],
+        "curves": _curves(plan, results),
+        "reference": results.reference,
+        "clients": _clients(results),
+        "differences": [{
+            "label": gap.label, "against": gap.against, "mean": gap.interval.mean, "low": gap.interval.low,
+            "high": gap.interval.high, "p": gap.p, "p_holm": gap.p_holm, "real": gap.is_real,
+            "words": words.difference(results, gap), "clients_p": gap.clients_p,
+            "clients_words": words.clients(gap)} for gap in results.differences],
+        "grids": _grids(results),
+        "clusters": _clusters(plan),
+        "federation": _federation(out),
+        "tuning": {label: record for label in plan.methods if (record := tune.read(plan.record(label)))},
+        "versions": plan.versions,
+        "commands": plan.commands,
+        "experiment": tomli_w.dumps({name: table for name, table in plan.experiment.items()
+                                     if name != "algorithm"}),
+    }
+    found: dict[str, Any] = plain(data)
+    return found
+
+
+def _title(plan: Plan) -> str:
+    data, model = plan.experiment["data"], plan.experiment["model"]
+    return (f"{Path(str(data['dataset'])).name}, {model['name']}: {times(len(plan.methods), 'method')}, "
+            f"{times(len(plan.seeds), 'seed')}")
+
+
+def _progress(run: Planned, failures: dict[str, str]) -> dict[str, Any]:
+    done = run.size_done
+    failure = failures.get(run.title)
+    note = ""
+    if run.done:
+        state = "done"
+    elif _is_held(run.place):
+        state = "running"
+    elif failure is not None:
+        state, note = "failed", failure
+    else:
+        state, note = "waiting", f"stopped after round {done}" if done else ""
+    return {"label": run.label, "seed": run.seed, "rounds": done, "of": run.rounds, "state": state,
+            "note": note}
+
+
+def _is_held(place: Path) -> bool:
+    """Whether some process works on a run."""
+    try:
+        with locked(place, shared=True):
+            return False
+    except FileNotFoundError:
+        return False
+    except DescantError:
+        return True
+
+
+def _method(method: Method) -> dict[str, Any]:
+    settings = {key: value for key, value in fields.dump(method.algorithm).items() if key != "name"}
+    return {"label": method.label, "name": method.asked["name"], "settings": settings,
+            "rounds": method.rounds, "added": method.added, "tuned": method.tuned}
+
+
+# -- curves --------------------------------------------------------------------------------------------
+
+
+def _curves(plan: Plan, results: Results) -> dict[str, Any]:
+    """The test figures of each method at its evaluated rounds, also of runs that are still going on."""
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for run in plan.runs():
+        if rows := layout.read_metrics(run.place):
+            found.setdefault(run.label, {})[run.seed] = rows
+    return {label: curve for label in plan.methods if label in found
+            and (curve := _curve(found[label], results, label)) is not None}
+
+
+def _curve(seeds: dict[int, list[dict[str, Any]]], results: Results, label: str) -> dict[str, Any] | None:
+    evaluated = {seed: {row["round"]: row for row in rows if "personal" in row}
+                 for seed, rows in seeds.items()}
+    numbers = sorted({number for rows in evaluated.values() for number in rows})
+    if not numbers:
+        return None
+    numbers = numbers[:: -(-len(numbers) // MOST_POINTS)]
+    metric = results.metric
+    one = next(row for rows in evaluated.values() for row in rows.values())
+    if metric not in one["personal"]["test"]:
+        return None  # what is known only of finished runs has no curve
+
+    def at(*keys: str) -> np.ndarray:
+        """What a seed has spent up to each round, mean over the seeds."""
+        totals = []
+        for rows in seeds.values():
+            spent = np.cumsum([sum(row[name] for name in keys) for row in rows])
+            totals.append([spent[number - 1] if number <= len(spent) else np.nan for number in numbers])
+        return mean_over_seeds(np.array(totals, float))
+
+    def band(model: str) -> dict[str, Any] | None:
+        values = {seed: [(rows.get(number, {}).get(model) or {}).get("test", {}).get(metric, {}).get("mean")
+                         for number in numbers] for seed, rows in evaluated.items()}
+        table = np.array([[np.nan if v is None else v for v in each] for each in values.values()], float)
+        if not np.isfinite(table).any():
+            return None
+        high = np.where(np.isfinite(table), table, -np.inf).max(0)
+        low = np.where(np.isfinite(table), table, np.inf).min(0)
+        return {"mean": mean_over_seeds(table), "low": low, "high": high,
+                "seeds": {str(seed): each for seed, each in values.items()}}
+
+    population = len(_federation(results.plan.out)["names"])
+    best = {run.seed: (run.summary["best"] or {}).get("round")
+            for run in results.finished if run.label == label}
+    return {"round": numbers, "steps": at("grad_steps"), "bytes": at("bytes_down", "bytes_up") / population,
+            "personal": band("personal"), "global": band("global"),
+            "best_round": [best.get(seed) for seed in seeds]}
+
+
+# -- the rest ------------------------------------------------------------------------------------------
+
+
+def _clients(results: Results) -> dict[str, Any]:
+    about = _federation(results.plan.out)
+    count = max((len(values) for values in results.clients.values()), default=0)
+    return {"names": about["names"][:count], "n_train": about["sizes"]["train"][:count],
+            "n_test": about["sizes"]["test"][:count],
+            "methods": {label: values.tolist() for label, values in results.clients.items()}}
+
+
+def _grids(results: Results) -> list[dict[str, Any]]:
+    """The figure against each field of a grid; other fields of it make lines of their own."""
+    rows = {row.label: row for row in results.rows}
+    lines: dict[tuple[str, str, str], list[tuple[Any, Any]]] = {}
+    for label, method in results.plan.methods.items():
+        if method.grid is None or label not in rows:
+            continue
+        for field, value in method.grid.values.items():
+            others = " ".join(f"{name}={v}" for name, v in method.grid.values.items() if name != field)
+            name = f"{method.grid.family} {others}".strip()
+            lines.setdefault((name, field, method.grid.family), []).append(
+                (value, rows[label].figures["personal"]))
+    return [{"label": name, "field": field, "values": [value for value, _ in points],
+             "mean": [of.mean for _, of in points], "low": [of.low for _, of in points],
+             "high": [of.high for _, of in points]}
+            for (name, field, _), points in lines.items()]
+
+
+def _clusters(plan: Plan) -> dict[str, Any]:
+    """Who was in which cluster, of the first seed that there is."""
+    found: dict[str, Any] = {}
+    for run in plan.runs():
+        if run.label in found:
+            continue
+        rows = [row for row in layout.read_metrics(run.place) if "clusters" in row.get("info", {})]
+        rows = rows[:: max(1, -(-len(rows) // MOST_POINTS))]
+        if rows:
+            of_client = [[None if k < 0 else k for k in row["info"]["clusters"]] for row in rows]
+            found[run.label] = {"seed": run.seed, "rounds": [row["round"] for row in rows],
+                                "of_client": of_client}
+    return found
+
+
+def _federation(out: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((out / "federation.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DescantError(f"{out / 'federation.json'} is missing or damaged ({error}): run the same "
+                           "`descant compare` again, which writes it") from None
+    classes = found["classes"]
+    return found | {"class_names": None if not classes else [str(k) for k in range(len(classes[0]))]}
+
+
+def _ends(value: Any) -> dict[str, Any]:
+    return {"mean": None, "low": None, "high": None} if value is None else {
+        "mean": value.mean, "low": value.low, "high": value.high}

@@ -1,0 +1,277 @@
+"""What a comparison consists of, and the directory it is kept in.
+
+    comparison.json           what is compared: the experiment, the methods, their rounds, the seeds
+    federation.json           the clients: who has how many rows of which class
+    runs/<label>/seed-<n>/    one ordinary run for each method and seed, with figures.csv besides
+    tuning/<label>/           the record of a search for hyper-parameters
+    failures.json             runs that failed, and why
+    results.csv, comparison.png, report.html    what came out
+
+All runs have the federation of the file ([data] has a seed of its own). The seed of a repetition stands for
+the initial model, the cohorts and the batches: with the same seed, all methods see the same. Methods and
+seeds can be added later; a method of another setting, or another federation, is refused.
+
+Budgets are gradient steps of training: what a method does before it predicts (fine-tuning) does not count,
+since it happens only when a model is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from descant import fields
+from descant._version import __version__
+from descant.algorithm import Algorithm
+from descant.comparison import figures
+from descant.comparison.methods import Contender, Place, contenders, reference
+from descant.comparison.tune import with_values
+from descant.data.heterogeneity import measure
+from descant.division import SPLITS
+from descant.engine.backend import InProcess, one_thread
+from descant.engine.rounds import Training
+from descant.errors import DescantError, UsageError
+from descant.experiment import directory as layout
+from descant.experiment import run as runs
+from descant.experiment.config import Experiment, differences, parse_algorithm
+from descant.files import write_atomic
+from descant.measures import Metric
+from descant.pool import Federation
+from descant.report.data_table import facts
+
+FORMAT = 1
+Match = Literal["steps", "rounds"]
+
+
+class Method(NamedTuple):
+    """A method of a comparison: a contender with its number of rounds."""
+
+    label: str
+    asked: dict[str, Any]  # its [algorithm] section, every field written out
+    rounds: int
+    given: list[str]
+    grid: Place | None
+    added: bool
+    tuned: dict[str, Any] | None = None  # what a search has found, by dotted field
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """As it runs: what is asked for, with what a search has found."""
+        return with_values(parse_algorithm(self.asked), self.tuned or {})
+
+
+class Planned(NamedTuple):
+    """One run of a comparison."""
+
+    label: str
+    seed: int
+    tables: dict[str, Any]  # of its experiment
+    place: Path
+
+    @property
+    def rounds(self) -> int:
+        return int(self.tables["train"]["rounds"])
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is there, as planned, to its last round."""
+        return ((self.place / "summary.json").exists() and layout.rounds(self.place) >= self.rounds
+                and figures.is_current(self.place / figures.FILE, layout.rounds(self.place),
+                                       self.tables["eval"].get("metrics")))
+
+    @property
+    def title(self) -> str:
+        return f"{self.label}, seed {self.seed}"
+
+    @property
+    def size(self) -> int:
+        return self.rounds
+
+    @property
+    def size_done(self) -> int:
+        """How many rounds there are already."""
+        try:
+            with (self.place / "metrics.jsonl").open("rb") as file:
+                return sum(1 for _ in file)
+        except OSError:
+            return 0
+
+
+class Plan(NamedTuple):
+    """A comparison as it is written down."""
+
+    out: Path
+    match: Match
+    experiment: dict[str, Any]  # the sections [data], [model], [train], [eval]; [algorithm] sets the budget
+    fingerprint: str  # of the federation
+    methods: dict[str, Method]
+    seeds: list[int]
+    metrics: dict[str, Metric]  # what each figure means
+    commands: list[str]
+    versions: dict[str, str]
+
+    def runs(self, labels: Sequence[str] | None = None, seeds: Sequence[int] | None = None, *, jobs: int = 1
+             ) -> list[Planned]:
+        """The runs of some methods and seeds, or of all."""
+        return [self._run(self.methods[label], seed, jobs)
+                for seed in (self.seeds if seeds is None else seeds)
+                for label in (self.methods if labels is None else labels)]
+
+    def _run(self, method: Method, seed: int, jobs: int) -> Planned:
+        experiment = self.experiment_of(method, seed)
+        if jobs > 1 and experiment.train.backend == "auto":  # the cores belong to the other runs
+            experiment = dataclasses.replace(experiment,
+                                             train=dataclasses.replace(experiment.train, workers=1))
+        return Planned(method.label, seed, experiment.dump(),
+                       self.out / "runs" / method.label / f"seed-{seed}")
+
+    def experiment_of(self, method: Method, seed: int) -> Experiment:
+        """The experiment of a method: its share of the budget, evaluated as often as all others."""
+        base = Experiment.parse(self.experiment)
+        every = max(1, round(base.eval.every * method.rounds / base.train.rounds))
+        return dataclasses.replace(
+            base, algorithm=method.algorithm, eval=dataclasses.replace(base.eval, every=every),
+            train=dataclasses.replace(base.train, seed=seed, rounds=method.rounds))
+
+    def record(self, label: str) -> Path:
+        """Where the search for a method's hyper-parameters is kept."""
+        return self.out / "tuning" / label
+
+    def tuned(self, label: str, values: dict[str, Any]) -> Plan:
+        """The plan with what a search has found for a method."""
+        before = self.methods[label]
+        after = before._replace(tuned=values)
+        if before.algorithm != after.algorithm and any((self.out / "runs" / label).glob("seed-*")):
+            raise UsageError(f"{self.out} holds runs of {label} with other hyper-parameters than the search "
+                             "has found now: choose another --out")
+        return self._replace(methods=self.methods | {label: after})
+
+    def write(self) -> None:
+        methods = [method._asdict() | {"grid": None if method.grid is None else method.grid._asdict()}
+                   for method in self.methods.values()]
+        metrics = {name: metric._asdict() for name, metric in self.metrics.items()}
+        plain = self._asdict() | {"format": FORMAT, "methods": methods, "metrics": metrics}
+        del plain["out"]
+        write_atomic(self.out / "comparison.json", json.dumps(plain, indent=1).encode())
+
+
+def read(out: Path) -> Plan:
+    """The comparison in a directory."""
+    path = out / "comparison.json"
+    if not path.exists():
+        if (out / "config.toml").exists():
+            raise UsageError(f"{out} holds one run, and no comparison: make one with `descant compare`")
+        raise UsageError(f"{out} holds no comparison: there is no comparison.json, which `descant compare` "
+                         "writes")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found.pop("format") != FORMAT:
+            raise DescantError(f"{path} is of another version of descant: use that one")
+        listed = [Method(**entry | {"grid": entry["grid"] and Place(**entry["grid"])})
+                  for entry in found.pop("methods")]
+        metrics = {name: Metric(**metric) for name, metric in found.pop("metrics").items()}
+        return Plan(out, methods={method.label: method for method in listed}, metrics=metrics, **found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DescantError(f"{path} is damaged ({error!r}): restore it from a copy, or compare anew in "
+                           "another directory") from None
+
+
+def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorithms: str | None = None,
+         match: Match = "steps", baselines: bool = True, command: str = "") -> tuple[Plan, list[str]]:
+    """Write down what is to be compared, with what was there before; also gives the labels of the methods
+    that are asked for now."""
+    if len(set(seeds)) != len(seeds) or not seeds or min(seeds) < 0:
+        raise UsageError(f"the seeds must be different whole numbers from 0, at least one: not {list(seeds)}")
+    setting = {name: table for name, table in tables.items() if name != "algorithms"}
+    probe = Experiment.parse(setting | {"algorithm": {"name": "fedavg"}})  # [train], for the baselines
+    found = contenders(tables, algorithms, probe.train, baselines=baselines)
+    base = dataclasses.replace(probe, algorithm=reference(tables, found))
+    before = read(out) if (out / "comparison.json").exists() else None
+    if before is None:
+        layout.require_free(out)
+    setup = runs.Setup.of(base)
+    known = {} if before is None else dict(before.methods)
+    _require_same(before, base, match, setup.federation, out)
+    rounds = _rounds(setup, [c for c in found if c.label not in known], match)
+    for contender in found:
+        table = json.loads(json.dumps(fields.dump(contender.algorithm)))
+        if contender.label not in known:
+            known[contender.label] = Method(contender.label, table, rounds[contender.label],
+                                            sorted(contender.given), contender.grid, contender.added)
+        elif not contender.added and (changed := differences(known[contender.label].asked, table)):
+            raise UsageError(f"{out} has {contender.label!r} with another setting ({changed[0]}): give one "
+                             f"of them a label ({contender.algorithm.name}:label=...), or choose another "
+                             "--out")
+    commands = [*([] if before is None else before.commands)]
+    if command and command not in commands:
+        commands.append(command)
+    every = sorted({*seeds, *([] if before is None else before.seeds)})
+    plan = Plan(out, match, json.loads(json.dumps(base.dump())), setup.federation.fingerprint(), known, every,
+                figures.described(base.eval.metrics), commands,
+                versions() if before is None else before.versions)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(out / "federation.json", json.dumps(_picture(setup.federation)).encode())
+        plan.write()
+    except OSError as error:
+        raise DescantError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+    return plan, [contender.label for contender in found]
+
+
+def _require_same(before: Plan | None, base: Experiment, match: Match, federation: Federation, out: Path
+                  ) -> None:
+    """Refuse to put results of different federations, or budgets, into one directory."""
+    if before is None:
+        return
+    changed = differences(before.experiment | {"match": before.match},
+                          json.loads(json.dumps(base.dump())) | {"match": match})
+    changed = [line for line in changed if not line.startswith(("train.seed", "train.backend"))]
+    if not changed and before.fingerprint != federation.fingerprint():
+        changed = [f"the rows of the federation: fingerprint {before.fingerprint} became "
+                   f"{federation.fingerprint()}"]
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise UsageError(f"{out} holds another comparison ({'; '.join(changed[:3])}{more}): choose another "
+                         "--out")
+
+
+def _rounds(setup: runs.Setup, found: Sequence[Contender], match: Match) -> dict[str, int]:
+    """How many rounds each method gets: those of [train] are for the method of [algorithm]."""
+    planned = setup.train.rounds
+    if match == "rounds":
+        return {contender.label: planned for contender in found}
+    # the same round for all, lest they are measured on different cohorts
+    number = 1 + any(method.opens() for method in (setup.algorithm, *(c.algorithm for c in found)))
+    budget = planned * _steps(setup, number) if found else 0
+    return {c.label: max(1, round(budget / _steps(dataclasses.replace(setup, algorithm=c.algorithm), number)))
+            for c in found}
+
+
+def _steps(setup: runs.Setup, number: int) -> int:
+    """How many gradients a round takes: by playing it."""
+    work = setup.work()
+    with one_thread():
+        training = Training(work, setup.train)
+        return [training.play(InProcess(work, 16)) for _ in range(number)][-1].grad_steps
+
+
+def _picture(federation: Federation) -> dict[str, Any]:
+    """What a report shows of the federation, so that it needs no data."""
+    measured = measure(federation)
+    return {
+        "facts": facts(federation, measured) | {"notes": "; ".join(federation.notes) or "none"},
+        "names": list(federation.names),
+        "sizes": {split: federation.split(split).sizes.tolist() for split in SPLITS},
+        "classes": None if measured.counts is None else measured.counts.tolist(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures depend on."""
+    found = {"descant": __version__, "Python": platform.python_version(), "system": platform.platform()}
+    return found | {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}

@@ -1,0 +1,423 @@
+"""Hyper-parameters by validation: the declared ranges of a method's fields, searched by Optuna.
+
+Every method gets the same number of trials, and every trial the same number of gradient steps, so that no
+method wins by having been tuned longer. A trial is an ordinary run in memory; what it is judged by is the
+validation figure by which a run selects its best round, and never a test row. Trial 0 is the method as it
+stands; a trial that falls behind the others is stopped on the way; one that diverges counts as the worst.
+
+Only finished trials are written down, each in one line of Optuna's journal, and what is tried next depends
+on these and on the seed alone. So a search that was killed goes on as if nothing had happened, and more
+trials continue a finished one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from descant import fields
+from descant.algorithm import Algorithm
+from descant.engine.choose import Measured
+from descant.engine.evaluation import evaluated_clients
+from descant.engine.settings import Train
+from descant.errors import DescantError, UsageError, unknown
+from descant.experiment import run as runs
+from descant.experiment.config import Experiment, differences
+from descant.files import locked, write_atomic
+from descant.random import stream
+from descant.ranges import Log, Range, Whole
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+T = TypeVar("T")
+
+STARTUP = 5  # trials before later ones are made, and stopped, by what came of earlier ones
+WARM_UP = 1 / 3  # of a trial's rounds: it is not stopped earlier
+LOST = 1e6  # what a client without a finite figure weighs: more than any figure of the others
+HOW = ("backend", "chunk", "workers")  # the fields of [train] that a run settles
+FIXED_COLUMNS = ("number", "state", "validation", "grad_steps", "rounds")  # of trials.csv; then the fields
+
+
+class Tuned(NamedTuple):
+    """What a search came to."""
+
+    algorithm: Algorithm
+    values: dict[str, Any]  # of the searched fields
+    validation: float  # mean over the clients in the best round: the accuracy, or else minus the loss
+    trials: int
+    pruned: int
+    failed: int
+    grad_steps: int  # of all trials together
+
+
+# -- what is searched ------------------------------------------------------------------------------------
+
+
+def space(algorithm: Algorithm, fixed: Collection[str] = ()) -> dict[str, Range]:
+    """Where each field is searched, by its name: `lam`, or `solver.lr` for a field of a part.
+
+    Left alone are the fields in `fixed` (`solver` fixes all of the solver's), those that are not a number
+    now, those that are switched off by a 0, and those that may not be changed as the others stand. A range
+    is stretched to what the method has now.
+    """
+    found = {name: declared for name, declared in _declared(algorithm)
+             if not any(name == kept or name.startswith(f"{kept}.") for kept in fixed)}
+    return {name: declared for name, declared in found.items() if _can_be_changed(algorithm, name, declared)}
+
+
+def _declared(part: Any, prefix: str = "") -> Iterator[tuple[str, Range]]:
+    for field in dataclasses.fields(part):
+        value, declared = getattr(part, field.name), field.metadata.get("search")
+        if dataclasses.is_dataclass(value):
+            yield from _declared(value, f"{prefix}{field.name}.")
+        elif declared is not None and isinstance(value, int | float) and not isinstance(value, bool) \
+                and not (isinstance(declared, Log) and value <= 0):
+            yield prefix + field.name, declared.holding(value)
+
+
+def _can_be_changed(algorithm: Algorithm, name: str, declared: Range) -> bool:
+    try:
+        for end in (declared.low, declared.high):
+            with_values(algorithm, {name: end})
+    except UsageError:
+        return False
+    return True
+
+
+def with_values(part: T, values: Mapping[str, Any]) -> T:
+    """A method with other values of some fields, by names such as those of `space`."""
+    known = [field.name for field in dataclasses.fields(part)]  # type: ignore[arg-type]
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        head, dot, rest = name.partition(".")
+        if head not in known or (dot and not dataclasses.is_dataclass(getattr(part, head))):
+            raise unknown("field", name, known)
+        if dot:
+            inner.setdefault(head, {})[rest] = value
+        else:
+            own[head] = value
+    own |= {head: with_values(getattr(part, head), rest) for head, rest in inner.items()}
+    return dataclasses.replace(part, **own)  # type: ignore[type-var]
+
+
+def _value_of(part: Any, name: str) -> Any:
+    for each in name.split("."):
+        part = getattr(part, each)
+    return part
+
+
+# -- the search ------------------------------------------------------------------------------------------
+
+
+def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collection[str] = (),
+           progress: Callable[[int], None] = lambda rounds: None) -> Tuned:
+    """The method of an experiment with the values that did best in so many trials, written in `record`.
+
+    What is there already is not done again. `progress` is told how many rounds are done in all; those that
+    a stopped trial is spared count as done.
+    """
+    optuna = _optuna()
+    if trials < 1:
+        raise UsageError(f"the number of trials must be at least 1, not {trials}")
+    ranges = space(experiment.algorithm, fixed)
+    if not ranges:
+        name = experiment.algorithm.name
+        raise UsageError(f"{name} has no field left to tune: `descant show {name}` says which have a range; "
+                         "do not set all of them, or do not tune it")
+    setup = runs.Setup.of(experiment)
+    _require_validation(setup)
+    rounds = setup.train.rounds
+    with _writing(record):
+        record.mkdir(parents=True, exist_ok=True)
+    with locked(record), _quiet(optuna):
+        with _writing(record):
+            study = _opened(optuna, record, setup, ranges)
+            done = study.get_trials(deepcopy=False)
+            if len(done) < trials:
+                (record / "best.json").unlink(missing_ok=True)  # until there is a new one
+        while len(done) < trials:
+            found = _try(optuna, study, setup, ranges, _beyond(len(done) * rounds, progress))
+            _require_equal_cost([*done, found], setup.algorithm, ranges)
+            with _writing(record):
+                study.add_trial(found)
+                done = study.get_trials(deepcopy=False)
+                _write_trials(record, done, ranges)
+            progress(len(done) * rounds)
+        done = done[:trials]  # a longer search that is there already began as this one
+        tuned, best = _concluded(setup, done)
+        with _writing(record):
+            _write_trials(record, done, ranges)
+            _write_best(record, tuned, best, setup, ranges)
+    return tuned
+
+
+def _beyond(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
+    return lambda rounds: progress(before + rounds)
+
+
+@contextlib.contextmanager
+def _writing(record: Path) -> Iterator[None]:
+    """A full disk is told with what is safe."""
+    try:
+        yield
+    except OSError as error:
+        raise DescantError(f"cannot write the search in {record}: {error.strerror or error}; its finished "
+                           "trials are safe: mend that, and start it again") from None
+
+
+def _optuna() -> Any:
+    try:
+        import optuna  # an extra
+    except ModuleNotFoundError as error:
+        if error.name != "optuna":
+            raise
+        raise UsageError("tuning needs Optuna, which is not installed: pip install 'descant[tune]'") from None
+    return optuna
+
+
+def _require_validation(setup: runs.Setup) -> None:
+    clients = evaluated_clients(setup.federation.population, setup.eval, setup.train.seed)
+    if not setup.federation.validation.sizes[clients].any():
+        raise UsageError("the clients have no validation rows to tune by: set data.validation above 0, such "
+                         "as 0.2, or do not tune")
+
+
+@contextlib.contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    """Optuna says nothing of its own accord."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def _opened(optuna: Any, record: Path, setup: runs.Setup, ranges: dict[str, Range]) -> optuna.Study:
+    """The record's journal, which must be of the same search; a new one where there is none."""
+    journal = record / "journal.log"
+    if journal.exists():
+        text = journal.read_bytes()
+        os.truncate(journal, text.rfind(b"\n") + 1)  # a kill may have left half a line
+    # the directory is locked: nobody holds Optuna's own lock, though a kill may have left it
+    (record / "journal.log.lock").unlink(missing_ok=True)
+    try:
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+        study = optuna.create_study(storage=storage, study_name="descant", direction="maximize",
+                                    load_if_exists=True)
+        known = study.user_attrs.get("identity")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DescantError(f"{journal} is damaged ({error}): restore it from a copy, or remove {record} and "
+                           "search anew") from None
+    identity = {**setup.identity(), "rounds": setup.train.rounds,
+                "ranges": {name: str(declared) for name, declared in ranges.items()}}
+    if known is None:
+        study.set_user_attr("identity", identity)
+    elif changed := differences(known, identity):
+        first = changed[0].removeprefix("config.")
+        raise UsageError(f"{record} holds a search of something else ({first}): put it back, or choose "
+                         "another place")
+    return study  # type: ignore[no-any-return]
+
+
+class _Hopeless(Exception):
+    """The trial has fallen behind."""
+
+
+class _Judge:
+    """Watches a trial's run: what it has cost, how well it does, and whether it is worth going on."""
+
+    def __init__(self, trial: optuna.Trial, settled: Callable[[Train], None],
+                 progress: Callable[[int], None]) -> None:
+        self.rounds = 0
+        self.grad_steps = 0
+        self.rejected = 0  # uploads
+        self.key: tuple[float, ...] | None = None  # of the best round so far
+        self.told: dict[int, float] = {}  # round -> figure of the best round until then
+        self._trial = trial
+        self._settled = settled
+        self._progress = progress
+
+    def started(self, run: runs.Run, measured: list[Measured]) -> None:
+        self._run = run
+        self._settled(run.setup.train)
+
+    def played(self, row: dict[str, Any]) -> None:
+        self.rounds = row["round"]
+        self.grad_steps += row["grad_steps"]
+        self.rejected += row["rejected"]
+        self._progress(self.rounds)
+        if "personal" not in row:
+            return
+        self.key = self._run._keeper.best_key
+        if (figure := _figure(self.key)) is None:
+            return
+        self.told[self.rounds] = figure
+        self._trial.report(figure, self.rounds)
+        if self.rounds < self._run.setup.train.rounds and self._trial.should_prune():
+            raise _Hopeless
+
+
+def _figure(key: Sequence[float] | None) -> float | None:
+    """One number for a key of `selection_key`, in the same order; None where no client has a figure."""
+    if key is None or len(key) < 2 or not math.isfinite(key[1]):
+        return None
+    return key[1] + LOST * key[0]
+
+
+def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, Range],
+         progress: Callable[[int], None]) -> FrozenTrial:
+    """The next trial, finished."""
+    done = study.get_trials(deepcopy=False)
+    distributions = {name: _distribution(optuna, declared) for name, declared in ranges.items()}
+    trial = _asked(optuna, done, setup, distributions)
+    values = dict(trial.params)
+    if done:
+        values = {name: ranges[name].rounded(value) for name, value in values.items()}
+    how = study.user_attrs.get("how")
+
+    def settled(train: Train) -> None:
+        if how is None:  # all trials, also after a kill, do it in the way that was measured once
+            study.set_user_attr("how", {name: getattr(train, name) for name in HOW})
+
+    judge = _Judge(trial, settled, progress)
+    states = optuna.trial.TrialState
+    state, failure = states.COMPLETE, None
+    try:
+        train = setup.train
+        if how is not None and train.backend in ("auto", how["backend"]):
+            train = dataclasses.replace(train, **how)
+        runs.start(dataclasses.replace(setup, algorithm=with_values(setup.algorithm, values), train=train),
+                   None, judge)
+        if _figure(judge.key) is None:
+            failure = "no client has a finite figure on its validation rows"
+    except _Hopeless:
+        state = states.PRUNED
+    except DescantError as error:
+        if isinstance(error, UsageError) and not done:
+            raise  # the experiment itself is wrong, whatever the values
+        failure = str(error)
+    attributes: dict[str, Any] = {"key": judge.key, "grad_steps": judge.grad_steps, "rounds": judge.rounds,
+                                  "rejected": judge.rejected}
+    if failure is not None:  # as one that was stopped before it began: the sampler takes it for the worst
+        state, judge.told = states.PRUNED, {}
+        attributes["failure"] = failure
+    value = _figure(judge.key) if state == states.COMPLETE else None
+    found: FrozenTrial = optuna.trial.create_trial(
+        state=state, value=value, params=values, distributions=distributions, user_attrs=attributes,
+        intermediate_values=judge.told)
+    return found
+
+
+def _asked(optuna: Any, done: list[FrozenTrial], setup: runs.Setup, distributions: dict[str, BaseDistribution]
+           ) -> optuna.Trial:
+    """What to try next: it depends on the finished trials and the seed, not on who finished them."""
+    seed = int(stream(setup.train.seed, "tune", len(done)).integers(2**32))
+    scratch = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(n_startup_trials=STARTUP, multivariate=True, seed=seed),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP,
+                                           n_warmup_steps=round(WARM_UP * setup.train.rounds)))
+    scratch.add_trials(done)
+    if not done:
+        scratch.enqueue_trial({name: _value_of(setup.algorithm, name) for name in distributions})
+    return scratch.ask(distributions)  # type: ignore[no-any-return]
+
+
+def _distribution(optuna: Any, declared: Range) -> BaseDistribution:
+    if isinstance(declared, Whole):
+        found = optuna.distributions.IntDistribution(declared.low, declared.high)
+    else:
+        found = optuna.distributions.FloatDistribution(declared.low, declared.high,
+                                                       log=isinstance(declared, Log))
+    return found  # type: ignore[no-any-return]
+
+
+def _require_equal_cost(trials: list[FrozenTrial], algorithm: Algorithm, ranges: dict[str, Range]) -> None:
+    """Where the cost of a round follows from a searched field, the budgets would not be the same."""
+    costs = {trial.user_attrs["grad_steps"] for trial in trials
+             if _state(trial) == "complete" and not trial.user_attrs["rejected"]}
+    if len(costs) > 1:
+        raise UsageError(f"the trials of {algorithm.name} take from {min(costs)} to {max(costs)} gradient "
+                         f"steps, since these depend on {' or '.join(ranges)} here: set what they depend on, "
+                         "or do not tune it")
+
+
+# -- what came of it -------------------------------------------------------------------------------------
+
+
+def _concluded(setup: runs.Setup, trials: list[FrozenTrial]) -> tuple[Tuned, int]:
+    """The result, and the number of the best trial: of equal ones the first."""
+    states = [_state(trial) for trial in trials]
+    complete = [number for number, state in enumerate(states) if state == "complete"]
+    if not complete:
+        raise DescantError(f"none of the {len(trials)} trials of {setup.algorithm.name} came to an end: "
+                           f"{trials[0].user_attrs['failure']}")
+    best = max(complete, key=lambda number: tuple(trials[number].user_attrs["key"]))
+    values = dict(trials[best].params)
+    return Tuned(with_values(setup.algorithm, values), values, trials[best].user_attrs["key"][1], len(trials),
+                 states.count("pruned"), states.count("failed"),
+                 sum(trial.user_attrs["grad_steps"] for trial in trials)), best
+
+
+def _state(trial: FrozenTrial) -> str:
+    return "failed" if "failure" in trial.user_attrs else trial.state.name.lower()
+
+
+def _write_trials(record: Path, trials: list[FrozenTrial], ranges: dict[str, Range]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*FIXED_COLUMNS, *ranges])
+    for number, trial in enumerate(trials):
+        key = trial.user_attrs["key"]
+        validation = "" if _figure(key) is None or _state(trial) == "failed" else repr(key[1])
+        writer.writerow([number, _state(trial), validation, trial.user_attrs["grad_steps"],
+                         trial.user_attrs["rounds"], *(repr(trial.params[name]) for name in ranges)])
+    write_atomic(record / "trials.csv", text.getvalue().encode())
+
+
+def _write_best(record: Path, tuned: Tuned, best: int, setup: runs.Setup, ranges: dict[str, Range]) -> None:
+    found = {
+        "best": best, "figure": "accuracy" if "accuracy" in setup.task.metric_names else "minus loss",
+        "validation": tuned.validation, "values": tuned.values, "algorithm": fields.dump(tuned.algorithm),
+        "trials": tuned.trials, "pruned": tuned.pruned, "failed": tuned.failed,
+        "grad_steps": tuned.grad_steps, "ranges": {name: str(declared) for name, declared in ranges.items()},
+    }
+    write_atomic(record / "best.json", (json.dumps(found, indent=2) + "\n").encode())
+
+
+def read(record: Path) -> dict[str, Any] | None:
+    """The trials of a record as a table, and the number of the best one once the search is finished; None
+    where there is no record."""
+    try:
+        with (record / "trials.csv").open(encoding="utf-8", newline="") as file:
+            columns, *rows = csv.reader(file)
+    except FileNotFoundError:
+        return None
+    try:
+        best = json.loads((record / "best.json").read_text(encoding="utf-8"))["best"]
+    except FileNotFoundError:
+        best = None
+    return {"columns": columns, "rows": [[_cell(text) for text in row] for row in rows], "best": best}
+
+
+def _cell(text: str) -> int | float | str | None:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text or None

@@ -1,0 +1,189 @@
+"""Page data as a comparison would give them, made from random numbers, and a browser to look at pages."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+LABELS = ("localtrain", "fedavg", "fedprox", "pfedme", "ditto", "perfedavg", "cgpfl", "pfedbred", "fedmap",
+          "fedavg, tuned after")
+CHROMIUM = shutil.which("chromium")
+COLUMNS = [
+    {"key": "personal", "title": "personal", "help": "test accuracy of the personal models, mean of clients"},
+    {"key": "global", "title": "global", "help": "test accuracy of the one global model"},
+    {"key": "worst_decile", "title": "worst 10%", "help": "mean of the tenth of clients served worst"},
+    {"key": "rounds", "title": "rounds", "help": "rounds played"},
+    {"key": "bytes", "title": "per client", "help": "bytes sent and received by a client"},
+    {"key": "seconds", "title": "time", "help": "time of one run"},
+]
+
+
+def page_data(methods: int = 5, seeds: int = 3, rounds: int = 60, clients: int = 20, classes: int = 10,
+              points: int = 13) -> dict[str, Any]:
+    """A finished comparison; the first method trains alone and is what gains are measured against."""
+    rng = np.random.default_rng(7)
+    labels = [LABELS[k] if k < len(LABELS) else f"method {k}" for k in range(methods)]
+    sizes = np.sort(rng.lognormal(4.5, 0.6, clients).astype(int) + 12)[::-1]
+    names = [f"client {k}" for k in range(clients)]
+    ability = rng.normal(0, 0.035, clients)
+    curves, scores, table = {}, {}, []
+    for k, label in enumerate(labels):
+        final = 0.83 + 0.11 * math.sin(k * 1.3 + 0.4) ** 2 * (k > 0)
+        curves[label] = _curve(rng, final, k, seeds, rounds, points)
+        gain = rng.normal(0, 0.03, clients) + 0.4 * np.abs(ability) * (k > 0)
+        scores[label] = [round(float(v), 4) for v in np.clip(final + ability + gain, 0, 1)]
+        table.append({"label": label, "cells": _cells(curves[label], scores[label], rounds, k)})
+    return {
+        "title": f"digits, mclr: {methods} methods, {seeds} seeds", "live": False, "finished": True,
+        "progress": [{"label": label, "seed": seed, "rounds": rounds, "of": rounds, "state": "done", "note": ""}
+                     for label in labels for seed in range(seeds)],
+        "answer": [
+            f"{labels[-1]} serves the clients best: its personal models have a mean test accuracy of 0.9364, "
+            "and 17 of 20 clients do better with it than alone.",
+            f"Against {labels[0]}, which trains alone, the gain of 0.0671 is real: it holds over all seeds.",
+            "The two best methods cannot be told apart with three seeds."],
+        "notes": ["Three seeds tell large differences only; five or more are better."],
+        "metric": "accuracy", "lower_is_better": False, "columns": COLUMNS, "table": table,
+        "methods": [{"label": label, "name": label.split(",")[0],
+                     "settings": {"lam": 15.0 - k, "eta": 0.005, "local": {"steps": 20}},
+                     "rounds": rounds, "added": k == 0, "tuned": {"lam": 15.0 - k} if k == 3 else None}
+                    for k, label in enumerate(labels)],
+        "curves": curves, "reference": labels[0],
+        "clients": {"names": names, "n_train": (sizes * 0.75).astype(int).tolist(),
+                    "n_test": (sizes * 0.25).astype(int).tolist(), "methods": scores},
+        "differences": [_difference(rng, label, labels[0], k) for k, label in enumerate(labels) if k],
+        "grids": [{"label": "pfedme", "field": "lam", "values": [0.1, 1.0, 10.0, 100.0],
+                   "mean": [0.86, 0.9, 0.93, 0.89], "low": [0.85, 0.89, 0.925, 0.87],
+                   "high": [0.87, 0.91, 0.935, 0.905]},
+                  {"label": "ditto", "field": "lam", "values": [0.1, 1.0, 10.0, 100.0],
+                   "mean": [0.88, 0.91, 0.9, 0.85], "low": [0.87, 0.905, 0.89, 0.83],
+                   "high": [0.89, 0.915, 0.91, 0.87]}],
+        "clusters": {"cgpfl": _clusters(rng, clients, rounds, points)} if methods > 6 else {},
+        "federation": {
+            "facts": {"dataset": "digits", "clients": f"{clients}", "partition": "classes, 2 per client",
+                      "rows": f"{int(sizes.sum()):,}", "model": "mclr, 650 parameters"},
+            "names": names,
+            "sizes": {"train": (sizes * 0.6).astype(int).tolist(),
+                      "validation": (sizes * 0.15).astype(int).tolist(),
+                      "test": (sizes * 0.25).astype(int).tolist()},
+            "classes": [rng.multinomial(n, rng.dirichlet(np.full(classes, 0.2))).tolist() for n in sizes],
+            "class_names": [str(k) for k in range(classes)]},
+        "tuning": {"pfedme": {"columns": ["trial", "lam", "eta", "validation accuracy"],
+                              "rows": [[0, 1.0, 0.005, 0.9012], [1, 15.0, 0.005, 0.9310], [2, 30.0, 0.01, None]],
+                              "best": 1}} if methods > 3 else {},
+        "versions": {"descant": "0.3.0", "python": "3.11.2", "torch": "2.9.0", "numpy": "2.3.1"},
+        "commands": ["descant compare experiment.toml --seeds 0,1,2 --out runs/digits",
+                     "descant report runs/digits"],
+        "experiment": '[data]\ndataset = "digits"\npartition = "classes"\n\n[train]\nrounds = 60\n',
+    }
+
+
+def nothing_yet(**changes: Any) -> dict[str, Any]:
+    """A comparison that has just begun."""
+    data = page_data()
+    for run in data["progress"]:
+        run.update(rounds=0, state="waiting")
+    data["progress"][0].update(rounds=7, state="running")
+    empty = {"finished": False, "answer": ["Nothing has finished yet."], "notes": [], "table": [], "curves": {},
+             "clients": {"names": [], "n_train": [], "n_test": [], "methods": {}}, "differences": [],
+             "grids": [], "clusters": {}, "tuning": {}}
+    return {**data, **empty, **changes}
+
+
+def _curve(rng: np.random.Generator, final: float, k: int, seeds: int, rounds: int, points: int
+           ) -> dict[str, Any]:
+    at = np.linspace(0, rounds, points).astype(int)
+
+    def over_seeds(height: float) -> dict[str, Any]:
+        rise = height - (height - 0.1) * np.exp(-at / rounds * (4 + k % 4))
+        values = np.array([rise + rng.normal(0, 0.004) + rng.normal(0, 0.004, points) * (at > 0)
+                           for _ in range(seeds)]).round(4)
+        return {"mean": values.mean(0).round(4).tolist(), "low": values.min(0).tolist(),
+                "high": values.max(0).tolist(),
+                "seeds": {str(seed): values[seed].tolist() for seed in range(seeds)}}
+
+    return {"round": at.tolist(), "steps": (at * 2000.0).tolist(),
+            "bytes": (at * (5200.0 if k else 0.0)).tolist(), "personal": over_seeds(final),
+            "global": over_seeds(final - 0.07) if k else None,
+            "best_round": [int(at[-1 - seed % 3]) for seed in range(seeds)]}
+
+
+def _cells(curve: dict[str, Any], scores: list[float], rounds: int, k: int) -> dict[str, Any]:
+    def last(model: dict[str, Any] | None) -> dict[str, Any]:
+        if model is None:
+            return {"text": "-", "mean": None, "low": None, "high": None}
+        mean, low, high = (model[key][-1] for key in ("mean", "low", "high"))
+        return {"text": f"{mean:.4f} ± {(high - low) / 2:.4f}", "mean": mean, "low": low, "high": high}
+
+    def plain(text: str, value: float) -> dict[str, Any]:
+        return {"text": text, "mean": value, "low": None, "high": None}
+
+    worst = float(np.mean(np.sort(scores)[:max(1, len(scores) // 10)]))
+    return {"personal": last(curve["personal"]), "global": last(curve["global"]),
+            "worst_decile": plain(f"{worst:.4f}", worst), "rounds": plain(f"{rounds}", rounds),
+            "bytes": plain(f"{curve['bytes'][-1] / 1e3:.1f} kB", curve["bytes"][-1]),
+            "seconds": plain(f"{4 + k * 1.7:.1f} s", 4 + k * 1.7)}
+
+
+def _difference(rng: np.random.Generator, label: str, against: str, k: int) -> dict[str, Any]:
+    mean = 0.11 * math.sin(k * 1.3 + 0.4) ** 2
+    half = float(rng.uniform(0.01, 0.03))
+    real = mean > half
+    return {"label": label, "against": against, "mean": round(mean, 4), "low": round(mean - half, 4),
+            "high": round(mean + half, 4), "p": 0.004 if real else 0.3, "p_holm": 0.02 if real else 0.6,
+            "real": real, "words": "better, and it holds over the seeds" if real else
+            "cannot be told from no difference with so few seeds",
+            "clients_p": 0.001 if real else 0.2,
+            "clients_words": "most clients gain" if real else "as many clients lose as gain"}
+
+
+def _clusters(rng: np.random.Generator, clients: int, rounds: int, points: int) -> dict[str, Any]:
+    at = np.linspace(0, rounds, points).astype(int)
+    home = rng.integers(0, 4, clients)
+    settle = rng.integers(0, rounds // 2 + 1, clients)
+    return {"seed": 0, "rounds": at.tolist(),
+            "of_client": [[int(home[c]) if r >= settle[c] else int(rng.integers(0, 4)) for c in range(clients)]
+                          for r in at]}
+
+
+# -- a browser ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def browser_page(width: int = 1280, height: int = 900, dark: bool = False, **context: Any) -> Iterator[Page]:
+    """A page of a browser of its own; touches and clicks as on a desk."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield browser.new_page(viewport={"width": width, "height": height},
+                                   color_scheme="dark" if dark else "light", **context)
+        finally:
+            browser.close()
+
+
+def draw_all(page: Page) -> None:
+    """Scroll through the page until every chart of it is drawn, and back to its beginning."""
+    for chart in page.locator(".chart").all():
+        chart.scroll_into_view_if_needed()
+        chart.locator("svg.main-svg").first.wait_for()
+    page.evaluate("window.scrollTo(0, 0)")
+
+
+def screenshot(html: Path, png: Path, width: int = 1280, height: int = 900, dark: bool = False,
+               full_page: bool = False) -> None:
+    """What a person sees of a report."""
+    with browser_page(width, height, dark) as page:
+        page.goto(html.resolve().as_uri())
+        draw_all(page)
+        page.screenshot(path=png, full_page=full_page)
