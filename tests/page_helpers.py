@@ -44,8 +44,8 @@ def page_data(methods: int = 5, seeds: int = 3, rounds: int = 60, clients: int =
         table.append({"label": label, "cells": _cells(curves[label], scores[label], rounds, k)})
     return {
         "title": f"digits, mclr: {methods} methods, {seeds} seeds", "live": False, "finished": True,
-        "progress": [{"label": label, "seed": seed, "rounds": rounds, "of": rounds, "state": "done", "note": ""}
-                     for label in labels for seed in range(seeds)],
+        "progress": [{"label": label, "seed": seed, "rounds": rounds, "of": rounds, "state": "done",
+                      "note": ""} for label in labels for seed in range(seeds)],
         "answer": [
             f"{labels[-1]} serves the clients best: its personal models have a mean test accuracy of 0.9364, "
             "and 17 of 20 clients do better with it than alone.",
@@ -78,7 +78,8 @@ def page_data(methods: int = 5, seeds: int = 3, rounds: int = 60, clients: int =
             "classes": [rng.multinomial(n, rng.dirichlet(np.full(classes, 0.2))).tolist() for n in sizes],
             "class_names": [str(k) for k in range(classes)]},
         "tuning": {"pfedme": {"columns": ["trial", "lam", "eta", "validation accuracy"],
-                              "rows": [[0, 1.0, 0.005, 0.9012], [1, 15.0, 0.005, 0.9310], [2, 30.0, 0.01, None]],
+                              "rows": [[0, 1.0, 0.005, 0.9012], [1, 15.0, 0.005, 0.9310],
+                                       [2, 30.0, 0.01, None]],
                               "best": 1}} if methods > 3 else {},
         "versions": {"descant": "0.3.0", "python": "3.11.2", "torch": "2.9.0", "numpy": "2.3.1"},
         "commands": ["descant compare experiment.toml --seeds 0,1,2 --out runs/digits",
@@ -93,9 +94,9 @@ def nothing_yet(**changes: Any) -> dict[str, Any]:
     for run in data["progress"]:
         run.update(rounds=0, state="waiting")
     data["progress"][0].update(rounds=7, state="running")
-    empty = {"finished": False, "answer": ["Nothing has finished yet."], "notes": [], "table": [], "curves": {},
-             "clients": {"names": [], "n_train": [], "n_test": [], "methods": {}}, "differences": [],
-             "grids": [], "clusters": {}, "tuning": {}}
+    empty = {"finished": False, "answer": ["Nothing has finished yet."], "notes": [], "table": [],
+             "curves": {}, "clients": {"names": [], "n_train": [], "n_test": [], "methods": {}},
+             "differences": [], "grids": [], "clusters": {}, "tuning": {}}
     return {**data, **empty, **changes}
 
 
@@ -151,8 +152,8 @@ def _clusters(rng: np.random.Generator, clients: int, rounds: int, points: int) 
     home = rng.integers(0, 4, clients)
     settle = rng.integers(0, rounds // 2 + 1, clients)
     return {"seed": 0, "rounds": at.tolist(),
-            "of_client": [[int(home[c]) if r >= settle[c] else int(rng.integers(0, 4)) for c in range(clients)]
-                          for r in at]}
+            "of_client": [[int(home[c]) if r >= settle[c] else int(rng.integers(0, 4))
+                           for c in range(clients)] for r in at]}
 
 
 # -- a browser ---------------------------------------------------------------------------------------

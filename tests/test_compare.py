@@ -423,6 +423,38 @@ def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_pa
     assert any("fedavg lacks seed 2" in note for note in words.notes(found))
 
 
+def test_a_metric_of_the_users_own_can_be_added_later(tables: dict[str, Any], tmp_path: Path, seen: Seen,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_metrics.py").write_text("""
+def top_two(outputs, y):
+    \"\"\"share of the rows whose class is among the two most probable\"\"\"
+    return (outputs.topk(2, 1).indices == y[:, None]).any(1).double().mean()
+
+def surprise(outputs, y):
+    return float(len(y))
+
+surprise.lower_is_better = True
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    plan, _ = planning.make(tables, tmp_path / "out", [0], algorithms="fedavg,localtrain", baselines=False)
+    done(plan, seen)
+    wanted = tables | {"eval": tables["eval"] | {"metrics": ["my_metrics:top_two", "my_metrics:surprise"]}}
+    plan, _ = planning.make(wanted, tmp_path / "out", [0], algorithms="fedavg,localtrain", baselines=False)
+    seen.done.clear()
+    found = done(plan, seen)
+    assert seen.done == ["fedavg, seed 0", "localtrain, seed 0"]  # measured again, not trained
+    assert {run.summary["rounds"] for run in found.finished} == {12}
+    for row in found.rows:
+        assert row.figures["personal_top_two"].mean >= row.figures["personal"].mean
+    by = results.read(plan, "surprise")
+    assert by.lower_is_better
+    titles = {column["title"]: column["help"] for column in page.page_data(tmp_path / "out")["columns"]}
+    assert titles["top two"].endswith("share of the rows whose class is among the two most probable")
+    with pytest.raises(UsageError, match="my_metrics"):
+        planning.make(tables | {"eval": {"metrics": ["my_metrics:top_tow"]}}, tmp_path / "new", [0])
+    assert not (tmp_path / "new").exists()
+
+
 # -- what comes out --------------------------------------------------------------------------------------
 
 

@@ -301,7 +301,8 @@ def test_regression_has_the_figures_of_its_task(tmp_path: Path) -> None:
 def test_a_task_that_predicts_nothing_has_its_loss(tmp_path: Path, own: str) -> None:
     finished = run(federation=quadratics(), model="quadratic", out=tmp_path / "run", dtype="float64")
     found, notes = figures.measure(finished, [f"{own}:spread"])
-    assert [*found][len(figures.FACTS):] == ["loss"]
+    assert [*found][len(figures.FACTS):] == ["loss", "spread"]
+    assert np.isnan(found["spread"]).all()
     assert_agrees(found, tmp_path / "run", ("loss",))
     assert len(notes) == 1
     assert "predicts nothing" in notes[0]

@@ -21,6 +21,8 @@ from descant.comparison import commands as comparison
 from descant.errors import DescantError, UsageError
 from descant.files import write_atomic
 from descant.flower import commands as federation
+from descant.handover import commands as handover
+from descant.report import commands as reports
 from descant.terminal import DataDir, Settings, failures_told, make_console
 
 # Typer up to 0.20, which Flower holds us to, else marks the brackets in its help as if it were markup
@@ -72,6 +74,8 @@ def descant(
     \b
     Start with the demo, which takes some seconds:
       descant run
+    Compare methods, and look at the result:
+      descant compare experiment.toml --algorithms fedavg,ditto,pfedme --out results/mine
     See what else there is:
       descant list algorithms
       descant show pfedme
@@ -165,6 +169,8 @@ def resume(
 
 
 comparison.register(app)
+reports.register(app)  # report, watch
+handover.register(app)  # export, predict, personalize
 federation.register(app)  # certificates, server, client
 
 

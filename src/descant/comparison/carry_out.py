@@ -175,7 +175,7 @@ def _play(planned: Planned) -> list[str]:
             run = runs.resume(place, rounds=max(planned.rounds, layout.rounds(place)), observer=_Unwatched())
         else:
             run = runs.start(runs.Setup.of(Experiment.parse(planned.tables)), place, _Unwatched())
-        return figures.write(run, place / figures.FILE)
+        return figures.write(run, place / figures.FILE, planned.tables["eval"].get("metrics"))
     except DescantError as error:  # with nothing that cannot travel between processes
         raise RuntimeError(str(error)) from None
 

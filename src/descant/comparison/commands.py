@@ -78,10 +78,8 @@ def compare(
 
         tables = config.override(config.read_toml(file), settings or ())
         plan, labels = planning.make(
-            tables, out, _numbers(seeds), algorithms=algorithms, match=match.value, baselines=baselines,
-            command=shlex.join(["descant", *sys.argv[1:]]))
-        if metric is not None and metric not in plan.metrics:
-            outcome.read(plan, metric)  # says which there are
+            tables, out, _numbers(seeds), algorithms=algorithms, match=match.value, metric=metric,
+            baselines=baselines, command=shlex.join(["descant", *sys.argv[1:]]))
         console = make_console()
         with locked(out):
             if trials:
@@ -93,10 +91,10 @@ def compare(
             planned = plan.runs(labels, _numbers(seeds), jobs=jobs)
             with Watching(console, planned) as display:
                 failed = doing.carry_out(planned, jobs, display, out / "failures.json")
-            results = outcome.read(plan, metric)
+            results = outcome.read(plan)
             if results.rows:
                 outcome.write_csv(results, out / "results.csv")
-                data = page_data(out, metric)
+                data = page_data(out)
                 draw_comparison(data, out / "comparison.png")
                 write_atomic(out / "report.html", render(data))
                 show_comparison(console, results)

@@ -121,19 +121,16 @@ class _Scale:
     def __init__(self, task: Task, own: dict[str, OwnMetric]) -> None:
         self.task = task
         self.classes = task.classes if isinstance(task, ModuleTask) else None
-        # what such a task predicts means nothing without the samples
-        self.own = {} if task.scores_need_x else own
+        self.own = own
         exact = () if self.classes is None else ("accuracy", "balanced_accuracy", "auroc", *(
             ("sensitivity", "specificity") if self.classes == 2 else ()), "calibration_error")
         self.names = (*dict.fromkeys([*task.metric_names, *exact, *self.own]),)
         self._failed: dict[str, list[str]] = {}
-        if len(self.own) < len(own):
-            self.failed("eval.metrics", f"{type(task).__name__} predicts nothing that they could be given")
 
     @property
     def looks_at_outputs(self) -> bool:
         """Whether the tallies alone are not enough."""
-        return self.classes is not None or bool(self.own)
+        return self.classes is not None or bool(self.own and not self.task.scores_need_x)
 
     def figures(self, tally: Tensor, outputs: Tensor, y: Tensor) -> list[float]:
         """The figures `names` of some rows."""
@@ -144,6 +141,9 @@ class _Scale:
         return [found[name] for name in self.names]
 
     def _by(self, name: str, outputs: Tensor, y: Tensor) -> float:
+        if self.task.scores_need_x:  # what it calls outputs means nothing without the samples
+            self.failed(f"eval.metrics {name}", f"a {type(self.task).__name__} predicts nothing")
+            return math.nan
         try:
             # copies: what a function does to them must not reach the next one
             value = float(self.own[name](outputs.clone(), y.clone()))

@@ -35,7 +35,7 @@ from descant.data.heterogeneity import measure
 from descant.division import SPLITS
 from descant.engine.backend import InProcess, one_thread
 from descant.engine.rounds import Training
-from descant.errors import DescantError, UsageError
+from descant.errors import DescantError, UsageError, unknown
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment, differences, parse_algorithm
@@ -45,6 +45,8 @@ from descant.pool import Federation
 from descant.report.data_table import facts
 
 FORMAT = 1
+# what may be another one in the same directory: the results are the same, or more is measured
+MAY_CHANGE = ("train.seed", "train.backend", "train.chunk", "train.workers", "eval.metrics")
 Match = Literal["steps", "rounds"]
 
 
@@ -111,6 +113,7 @@ class Plan(NamedTuple):
     fingerprint: str  # of the federation
     methods: dict[str, Method]
     seeds: list[int]
+    metric: str | None  # which of them decides; None: accuracy, or the loss
     metrics: dict[str, Metric]  # what each figure means
     commands: list[str]
     versions: dict[str, str]
@@ -182,7 +185,8 @@ def read(out: Path) -> Plan:
 
 
 def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorithms: str | None = None,
-         match: Match = "steps", baselines: bool = True, command: str = "") -> tuple[Plan, list[str]]:
+         match: Match = "steps", metric: str | None = None, baselines: bool = True, command: str = ""
+         ) -> tuple[Plan, list[str]]:
     """Write down what is to be compared, with what was there before; also gives the labels of the methods
     that are asked for now."""
     if len(set(seeds)) != len(seeds) or not seeds or min(seeds) < 0:
@@ -194,6 +198,9 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     before = read(out) if (out / "comparison.json").exists() else None
     if before is None:
         layout.require_free(out)
+    metrics = figures.described(base.eval.metrics)
+    if metric is not None and metric not in metrics:
+        raise unknown("metric", metric, metrics)
     setup = runs.Setup.of(base)
     known = {} if before is None else dict(before.methods)
     _require_same(before, base, match, setup.federation, out)
@@ -212,7 +219,7 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
         commands.append(command)
     every = sorted({*seeds, *([] if before is None else before.seeds)})
     plan = Plan(out, match, json.loads(json.dumps(base.dump())), setup.federation.fingerprint(), known, every,
-                figures.described(base.eval.metrics), commands,
+                metric or (None if before is None else before.metric), metrics, commands,
                 versions() if before is None else before.versions)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -230,7 +237,7 @@ def _require_same(before: Plan | None, base: Experiment, match: Match, federatio
         return
     changed = differences(before.experiment | {"match": before.match},
                           json.loads(json.dumps(base.dump())) | {"match": match})
-    changed = [line for line in changed if not line.startswith(("train.seed", "train.backend"))]
+    changed = [line for line in changed if not line.startswith(MAY_CHANGE)]
     if not changed and before.fingerprint != federation.fingerprint():
         changed = [f"the rows of the federation: fingerprint {before.fingerprint} became "
                    f"{federation.fingerprint()}"]

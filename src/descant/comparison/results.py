@@ -81,9 +81,9 @@ class Results(NamedTuple):
 
 
 def read(plan: Plan, metric: str | None = None) -> Results:
-    """The results so far. `metric` is what decides; without it accuracy, or the loss."""
+    """The results so far. `metric` is what decides; without it the plan's, accuracy, or the loss."""
     finished = [found for run in plan.runs() if (found := _finished(run)) is not None]
-    metric, lower = _metric(plan, finished, metric)
+    metric, lower = _metric(plan, finished, metric or plan.metric)
     reference = next((label for label, method in plan.methods.items()
                       if isinstance(method.algorithm, LocalTrain)
                       and any(run.label == label for run in finished)), None)
@@ -182,6 +182,10 @@ def _row(found: Sequence[Finished], metric: str, lower: bool, alone: Sequence[Fi
                         note(f"{of}{suffix}", _mean(values))
                 if np.isfinite(pooled := run.pooled(name, model)):
                     note(f"{of}_pooled", pooled)
+            for which, suffix in (("best", ""), ("last", "_last")):
+                error = ((run.summary[which] or run.summary["last"]).get(model) or {}).get("truth_error")
+                if error is not None:
+                    note(f"{model}_truth_error{suffix}", error)
         note("worst_decile", _worst(run.values(metric), lower))
         if unseen := run.values(metric, unseen=True):
             note("unseen", _mean(unseen))

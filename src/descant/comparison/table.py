@@ -8,7 +8,8 @@ from descant.comparison.results import Results
 from descant.comparison.statistics import Interval
 from descant.units import duration, figure, size
 
-MAIN = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen")
+MAIN = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen")  # of the metric that decides
+ERROR = "personal_truth_error"
 COSTS = ("bytes_per_client", "grad_steps", "seconds")
 TITLES = {
     "personal": ("personal", "{metric} of the clients' own models on their own test rows, mean over the "
@@ -18,6 +19,7 @@ TITLES = {
     "gain": ("gain", "how much better a client is served than by training alone, on average"),
     "worse_off": ("worse off", "share of the clients that are served worse than by training alone"),
     "unseen": ("unseen", "the same as personal, over the clients that were held out of training"),
+    ERROR: ("error to truth", "squared distance of the clients' models from those that made the data"),
     "bytes_per_client": ("per client", "what a client has received and sent in all"),
     "grad_steps": ("steps", "gradient steps of training, of all clients together"),
     "seconds": ("time", "of training and evaluation"),
@@ -33,7 +35,7 @@ class Column(NamedTuple):
 def columns(results: Results, *, all_metrics: bool = False) -> list[Column]:
     """The columns that have something in them; with all metrics, or with the one that decides alone."""
     there = {key for row in results.rows for key in row.figures}
-    found = [_column(key, results) for key in MAIN if key in there]
+    found = [_column(key, results) for key in (*MAIN, ERROR) if key in there]
     if all_metrics:
         found += [Column(f"personal_{name}", name.replace("_", " "),
                          f"of the clients' own models: {metric.meaning}")

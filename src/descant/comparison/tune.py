@@ -264,7 +264,7 @@ class _Judge:
         self._progress(self.rounds)
         if "personal" not in row:
             return
-        self.key = self._run._keeper.best_key
+        self.key = self._run.best_key
         if (figure := _figure(self.key)) is None:
             return
         self.told[self.rounds] = figure

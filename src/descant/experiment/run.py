@@ -149,6 +149,11 @@ class Run:
         return None if self._keeper.best is None else self._keeper.best.number
 
     @property
+    def best_key(self) -> tuple[float, ...] | None:
+        """The validation figures of the best round: greater is better, in this order."""
+        return self._keeper.best_key
+
+    @property
     def summary(self) -> dict[str, Any]:
         """The last round and the validation-best round, and what the run cost."""
         return layout.summary(self.history, self.best_round, self.setup)

@@ -223,7 +223,8 @@ class Node:
         else:
             tensors = dict(leaves(personal))
         about = Manifest.of(joined.setup, joined.client, name=self.name, newcomer=newcomer, number=number,
-                            which="best", tensors="state_dict" if is_network else "parts")
+                            which="best", tensors="state_dict" if is_network else "parts",
+                            fitted=joined.plan.frame())
         save_model(self._keep.directory, tensors, about)
         return self._keep.directory / TENSORS
 

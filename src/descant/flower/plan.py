@@ -39,6 +39,7 @@ def tables_of(experiment: Experiment) -> dict[str, Any]:
     tables["train"] |= {"backend": "loop", "device": "cpu"}
     for name in ("chunk", "workers", "ray_address"):
         tables["train"].pop(name, None)
+    tables["eval"].pop("metrics", None)  # for comparisons, which are made elsewhere
     return tables
 
 

@@ -74,7 +74,7 @@ def export(
     with failures_told("stopped; the models that are there are whole"):
         if not clients and not shared:
             raise UsageError("whose model? say --client NAME, --client all, or --global")
-        from descant.handover.export import export_models, find_client, load_run
+        from descant.handover.export import export_models, find_client, load_run, notes_on
         from descant.handover.formats import require_formats
         from descant.progress import counting
         from descant.units import times
@@ -95,9 +95,8 @@ def export(
             console.print(f"model: {made.places[0]}", soft_wrap=True)
         else:
             console.print(f"{times(len(made.places), 'model')} in {to}", soft_wrap=True)
-        if which is Chosen.best and done.best_round is None:
-            console.print("note: these are of the last round: there is no validation data to choose the best "
-                          "one by", soft_wrap=True)
+        for note in notes_on(done, which.value):
+            console.print(f"note: {note}", soft_wrap=True)
         if made.problems:
             for problem in made.problems[1:]:
                 typer.echo(f"error: {problem}", err=True)
@@ -174,22 +173,22 @@ def personalize(
       descant personalize runs/hospitals --data west.csv --to models
     """
     with failures_told("stopped; nothing was written"):
-        from descant.handover.export import load_run, make_free, safe_names, write_model
+        from descant.handover.export import load_run, make_directory, refuse_taken, safe_names, write_model
         from descant.handover.personalize import personalized
 
         done = load_run(run)
         called = data.stem if name is None else name
         place = None if to is None else to / safe_names([called])[called]
-        if to is not None and place is not None:
-            make_free(to, [place])
+        refuse_taken([] if place is None else [place])
         newcomer = personalized(done, data, called, which.value)
-        problems = [] if place is None else write_model(place, *newcomer.made)
         console = make_console()
         _show_newcomer(console, newcomer)
         if place is not None:
+            make_directory(place.parent)
+            problems = write_model(place, *newcomer.made)
             console.print(f"model: {place}", soft_wrap=True)
-        if problems:
-            raise DescantError(problems[0])
+            if problems:
+                raise DescantError(problems[0])
 
 
 def _show_newcomer(console: Console, newcomer: Newcomer) -> None:

@@ -63,7 +63,8 @@ def export_models(run: Run, clients: Sequence[int], to: Path, *, which: Which = 
     if shared:
         run.global_model(which)  # which a method may not have
         wanted.append(("the model for all", None, to / SHARED))
-    make_free(to, [place for *_, place in wanted])
+    refuse_taken([place for *_, place in wanted])
+    make_directory(to)
     places: list[Path] = []
     problems: list[str] = []
     for count, (name, client, place) in enumerate(wanted, 1):
@@ -88,8 +89,7 @@ class Made(NamedTuple):
 
 def _of_run(run: Run, client: int | None, which: Which) -> Made:
     number, _, store = run.snapshot(which)
-    notes = (NO_BEST,) if which == "best" and run.best_round is None else ()
-    setup = run.setup
+    notes, setup = notes_on(run, which), run.setup
     if client is None:
         about = Manifest.of(setup, None, name=None, newcomer=False, number=number, which=which, notes=notes)
         return Made(run.global_model(which), about, setup.federation.x[:TRIED])
@@ -97,6 +97,11 @@ def _of_run(run: Run, client: int | None, which: Which) -> Made:
     about = Manifest.of(setup, client, name=setup.federation.names[client], newcomer=newcomer,
                         number=number, which=which, notes=notes)
     return Made(run.personal_model(client, which), about, samples_of(setup, client))
+
+
+def notes_on(run: Run, which: Which) -> tuple[str, ...]:
+    """What who asked for a round must know."""
+    return (NO_BEST,) if which == "best" and run.best_round is None else ()
 
 
 def samples_of(setup: Setup, client: int) -> Tensor:
@@ -196,11 +201,14 @@ def safe_names(names: Sequence[str]) -> dict[str, str]:
             else f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:8]}" for name, short in plain.items()}
 
 
-def make_free(to: Path, places: Sequence[Path]) -> None:
-    """Make the directory, and refuse if one of these places in it is taken."""
+def refuse_taken(places: Sequence[Path]) -> None:
+    """Nothing is overwritten."""
     for place in places:
         if place.is_symlink() or place.exists():
             raise UsageError(f"{place} exists already: choose another --to, or remove it")
+
+
+def make_directory(to: Path) -> None:
     try:
         to.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from descant.errors import DescantError, UsageError
+from descant.handover.network import OnRows
 
 Format: TypeAlias = Literal["pt2", "onnx"]
 NAMES: dict[Format, str] = {"pt2": "model.pt2", "onnx": "model.onnx"}
@@ -41,22 +42,17 @@ def require_formats(formats: Sequence[Format]) -> None:
                          "pip install 'descant[onnx]'")
 
 
-def convert(network: nn.Module, rows: Tensor, formats: Sequence[Format]) -> dict[Format, Converted | str]:
-    """The module in these formats, with any number of rows; the reason where that fails."""
-    if not formats:
-        return {}
-    try:
-        with _quiet():
-            program = _traced(network, rows[:2])
-    except Exception as error:  # what a converter cannot do has no type of its own
-        return dict.fromkeys(formats, f"torch.export cannot follow the model: {_first_line(error)}")
+def convert(network: OnRows, rows: Tensor, formats: Sequence[Format]) -> dict[Format, Converted | str]:
+    """The network in these formats, for any number of rows; the reason where that fails. In ONNX it is in
+    single precision: runtimes have few operations in double."""
     found: dict[Format, Converted | str] = {}
     for name in formats:
         try:
             with _quiet():
+                program = _traced(network.single() if name == "onnx" else network, rows[:2])
                 data, run = _WRITERS[name](program)
                 found[name] = _tried(name, data, run, network, rows)
-        except Exception as error:
+        except Exception as error:  # what a converter cannot do has no type of its own
             found[name] = _first_line(error)
     return found
 

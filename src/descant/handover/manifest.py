@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -29,6 +30,7 @@ from descant.errors import DescantError, UsageError
 from descant.experiment.run import Setup, Which
 from descant.files import write_atomic
 from descant.models import Facts
+from descant.pool import Federation
 from descant.task import ModuleTask
 
 FORMAT = 1
@@ -80,13 +82,15 @@ class Manifest:
 
     @classmethod
     def of(cls, setup: Setup, client: int | None, *, name: str | None, newcomer: bool, number: int,
-           which: Which, notes: tuple[str, ...] = (), tensors: Tensors = "state_dict") -> Manifest:
-        """The manifest of what one client of a run predicts with (None: of the model for all)."""
+           which: Which, notes: tuple[str, ...] = (), tensors: Tensors = "state_dict",
+           fitted: Federation | None = None) -> Manifest:
+        """The manifest of what one client of a run predicts with (None: of the model for all). `fitted` is
+        what the network was made for, where it is not the federation of the setup."""
         federation, task = setup.federation, setup.task
         section = _data_section(setup)
         schema = None if section is None or "schema" not in section else Schema.parse(section["schema"])
         loss = task.loss_name if isinstance(task, ModuleTask) else None
-        facts = Facts.of(federation, loss)
+        facts = Facts.of(fitted or federation, loss)
         constants, raw = _treatment(setup, client)
         count = task.classes if isinstance(task, ModuleTask) else federation.classes
         names = None if count is None else tuple(str(k) for k in range(count))
@@ -229,8 +233,8 @@ def _treatment(setup: Setup, client: int | None) -> tuple[dict[str, list[float]]
     if spec is not None and spec.preprocess.changes:  # nobody's rows are here, but constants would be known
         if "client" in (spec.preprocess.scale, spec.preprocess.impute):
             return None, raw
-        first, none = Table.packed(torch.zeros(1).numpy(), [1]), Table.packed(torch.zeros(0).numpy(), [0])
-        _, treatment = spec.preprocess.apply(federation.x, first, none, none)
+        first, nothing = Table.of([np.zeros(1)]), Table.of([np.zeros(0)])
+        _, treatment = spec.preprocess.apply(federation.x, first, nothing, nothing)
     if treatment is None:
         return {}, raw
     parts = [part for part in (treatment.fill, treatment.mean, treatment.std) if part is not None]

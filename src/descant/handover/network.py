@@ -46,6 +46,15 @@ class OnRows(nn.Module):
         out: Tensor = self.network(rows.to(self._dtype) if self._real else rows)
         return out
 
+    def single(self) -> OnRows:
+        """The same in single precision, as far as the network goes."""
+        if self._dtype == torch.float32:
+            return self
+        made = copy.deepcopy(self)
+        made.network.float()
+        made._dtype = torch.float32
+        return made
+
     def undone(self, x: Tensor) -> Tensor:
         """Rows that become about these samples."""
         if self.mean is None or self.std is None:

@@ -25,7 +25,7 @@ from descant.experiment.run import Run, Setup, Which
 from descant.flower.frame import Frame, Kind, Member
 from descant.flower.site import Site, read_site
 from descant.handover.alone import learned_alone
-from descant.handover.export import Made, samples_of
+from descant.handover.export import Made, notes_on, samples_of
 from descant.handover.manifest import Manifest, data_spec
 from descant.task import ModuleTask
 from descant.tree import take
@@ -80,7 +80,8 @@ def personalized(run: Run, data: str | Path, name: str | None = None, which: Whi
     if shared is not None:
         figures["shared"] = _figures(setup, scored.shared.test)
     figures["alone"] = learned_alone(setup, client, name, max(1, number))
-    about = Manifest.of(setup, client, name=name, newcomer=True, number=number, which=which)
+    about = Manifest.of(setup, client, name=name, newcomer=True, number=number, which=which,
+                        notes=notes_on(run, which), fitted=run.setup.federation)
     made = Made(setup.task.module(personal), about, samples_of(setup, client))
     return Newcomer(name, sizes, figures, made)
 

@@ -13,7 +13,7 @@ let isPrinting = false;
 const near = new Set(); // charts in view or almost
 const drawn = new Set();
 const state = {hidden: new Set(), x: "round", model: "personal", logX: false, logY: false, seeds: false,
-               picture: "classes", method: null, sort: null};
+               half: false, picture: "classes", method: null, sort: null};
 
 // -- numbers and names ------------------------------------------------------------------------------
 
@@ -123,12 +123,19 @@ function makeCurves() {
   const which = state.model === "personal" ? "personal models" : "global model";
   const x = logged(axis(AXES[state.x], {...unit, zeroline: false}), state.logX, [furthest]);
   const y = logged(axis(`test ${plain(data.metric)}, ${which}`, {zeroline: false}), state.logY, ys);
+  if (state.half && lines.length) {
+    const log = (isLog, value) => isLog ? Math.log10(value) : value;
+    const late = [...bands, ...lines].flatMap((trace) => trace.y.filter((_, k) => trace.x[k] >= furthest / 2));
+    const [low, high] = [Math.min(...late), Math.max(...late)].map((value) => log(state.logY, value));
+    x.range = [log(state.logX, furthest / 2), log(state.logX, furthest * 1.01)];
+    y.range = [low - (high - low) * .06, high + (high - low) * .06];
+  }
   const order = told.sort((a, b) => better(b[1]) - better(a[1])).map(([label, value]) => `${label} ${figure(value)}`);
   const label = `Lines: test ${data.metric} of the ${which} against ${AXES[state.x]}. `
     + (order.length ? `At the end, best first: ${order.join(", ")}.` : "No method is shown.")
     + (without.length ? ` Without a ${state.model} model: ${without.join(", ")}.` : "");
   return {traces: [...bands, ...seeds, ...lines], label,
-          layout: layout(x, y, {uirevision: `${state.x} ${state.model} ${state.logX} ${state.logY}`})};
+          layout: layout(x, y, {uirevision: ["x", "model", "logX", "logY", "half"].map((key) => state[key]).join(" ")})};
 }
 
 function tip(label, curve, figures, k) {
@@ -183,7 +190,7 @@ function makeGains() {
     ticktext: few ? clients.map((client) => plain(short(client.name, 14))) : []});
   const y = axis(`gain in ${plain(data.metric)}`, {zeroline: true, zerolinecolor: colour("quiet")});
   const bars = {type: "bar", meta: state.method, x: clients.map((_, k) => k), y: clients.map((client) => client.gain),
-                marker: {color: clients.map((client) => colour(client.gain >= 0 ? "c0" : "c1"))},
+                marker: {color: clients.map((client) => colour(client.gain >= 0 ? "up" : "down"))},
                 hoverinfo: "text", hovertext: clients.map(clientTip)};
   return {traces: clients.length ? [bars] : [], label: `Bars, one for each client. ${gainsInWords()}`,
           layout: layout(x, y, {bargap: clients.length > 60 ? 0 : .15})};
@@ -195,7 +202,7 @@ function makeScatter() {
   const range = values.length ? [low - room, high + room] : [0, 1];
   const points = {type: "scatter", mode: "markers", meta: state.method, x: clients.map((client) => client.alone),
                   y: clients.map((client) => client.value), hoverinfo: "text", hovertext: clients.map(clientTip),
-                  marker: {size: 8, opacity: .75, color: clients.map((client) => colour(client.gain >= 0 ? "c0" : "c1")),
+                  marker: {size: 8, opacity: .75, color: clients.map((client) => colour(client.gain >= 0 ? "up" : "down")),
                            symbol: clients.map((client) => client.gain >= 0 ? "circle" : "diamond")}};
   const diagonal = {type: "line", x0: range[0], y0: range[0], x1: range[1], y1: range[1], layer: "below",
                     line: {color: colour("quiet"), width: 1, dash: "dot"}};
@@ -401,8 +408,9 @@ function showWorst() {
   }
   const top = element("thead", null);
   top.append(head);
-  find("#worst").replaceChildren(
-    element("caption", state.method === null ? "No method is shown." : `Worst test ${data.metric} with ${state.method}`), top, body);
+  const caption = element("caption", null);
+  caption.append(element("span", state.method === null ? "No method is shown." : `Worst test ${data.metric} with ${state.method}`));
+  find("#worst").replaceChildren(caption, top, body);
 }
 
 function applyState() {
@@ -505,7 +513,8 @@ document.addEventListener("keydown", (event) => {
   const [trace, curve] = traces[isMap ? 0 : row];
   const column = clamp(at ? at.column + step[0] : 0, trace.x.length - 1);
   walks.set(div, {row, column});
-  Plotly.Fx.hover(div, [{curveNumber: curve, pointNumber: isMap ? [row, column] : column}]);
+  const point = isMap ? {xval: trace.x[column], yval: trace.y[row]} : {pointNumber: column};
+  Plotly.Fx.hover(div, [{curveNumber: curve, ...point}]);
   const text = isMap ? trace.text[row][column] : trace.hovertext[column];
   const reader = document.createElement("textarea"); // turns entities back into signs, and runs nothing
   reader.innerHTML = text.replace(/<br>/g, ", ").replace(/<\/?b>/g, "");

@@ -1,0 +1,124 @@
+"""What comparing costs beside the runs themselves: overhead, two jobs in place of one, the report.
+
+    python benchmarks/compare.py            # some minutes; needs Chromium for how long the page takes to load
+
+Runs are small (digits, a dense network), so that what is not training shows. The bare runs are made
+one after another in one process, without any comparison around them. Figures are printed, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from descant.comparison import page
+from descant.comparison import plan as planning
+from descant.experiment.config import read_toml
+from descant.report.page import render
+
+EXPERIMENT = """
+[data]
+dataset = "digits"
+partition = "dirichlet"
+clients = 40
+alpha = 0.3
+[model]
+name = "dnn"
+[algorithm]
+name = "fedavg"
+[train]
+rounds = {rounds}
+cohort = 20
+local = {{ steps = {steps} }}
+backend = "vectorised"
+[eval]
+every = {every}
+"""
+METHODS = "fedavg,ditto,pfedme,localtrain"
+MANY = "fedavg,fedprox,ditto,pfedme,pfedbred,cgpfl,fedmap,pfedgt,scaffold,localtrain"
+BARE = """
+import sys
+from pathlib import Path
+from descant.comparison import plan as planning
+from descant.experiment import run as runs
+from descant.experiment.config import Experiment
+plan = planning.read(Path(sys.argv[1]))
+for k, planned in enumerate(plan.runs()):
+    runs.start(runs.Setup.of(Experiment.parse(planned.tables)), Path(sys.argv[2]) / str(k))
+"""
+
+
+def seconds(*command: str) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def compare(file: Path, out: Path, jobs: int) -> float:
+    return seconds(sys.executable, "-m", "descant", "compare", str(file), "--algorithms", METHODS, "--seeds",
+                   "0,1", "--no-baselines", "--jobs", str(jobs), "--out", str(out))
+
+
+def costs(place: Path) -> None:
+    file = place / "experiment.toml"
+    file.write_text(EXPERIMENT.format(rounds=60, steps=20, every=10))
+    taken: dict[str, list[float]] = {"bare": [], "one": [], "two": []}
+    for turn in range(3):  # in turns, so that noise hits all alike
+        taken["one"].append(compare(file, place / f"one-{turn}", 1))
+        taken["two"].append(compare(file, place / f"two-{turn}", 2))
+        taken["bare"].append(seconds(sys.executable, "-c", BARE, str(place / f"one-{turn}"),
+                                     str(place / f"bare-{turn}")))
+        print({name: [round(each, 1) for each in values] for name, values in taken.items()}, flush=True)
+    bare, one, two = (min(taken[name]) for name in ("bare", "one", "two"))
+    print(f"bare runs {bare:.1f} s, --jobs 1 {one:.1f} s: overhead {100 * (one / bare - 1):.1f} %")
+    print(f"--jobs 2 {two:.1f} s: efficiency {one / two:.2f} on two cores")
+
+
+def report(place: Path) -> None:
+    """10 methods x 5 seeds x 200 rounds x 100 clients: one seed is run, the others are copies of it."""
+    file = place / "many.toml"
+    file.write_text(EXPERIMENT.format(rounds=200, steps=1, every=5).replace("clients = 40", "clients = 100"))
+    out = place / "many"
+    subprocess.run([sys.executable, "-m", "descant", "compare", str(file), "--algorithms", MANY, "--seeds", "0",
+                    "--match", "rounds", "--no-baselines", "--jobs", "2", "--out", str(out),
+                    "--set", "model.name=mclr", "--set", "data.partition=iid"],
+                   check=True, stdout=subprocess.DEVNULL)
+    planning.make(read_toml(file) | {"model": {"name": "mclr"}} | {
+        "data": {"dataset": "digits", "partition": "iid", "clients": 100}}, out, range(5), algorithms=MANY,
+        match="rounds", baselines=False)
+    for run in planning.read(out).runs(seeds=[1, 2, 3, 4]):
+        shutil.copytree(run.place.parent / "seed-0", run.place)
+    start = time.perf_counter()
+    html = render(page.page_data(out))
+    print(f"report of 10 methods x 5 seeds x 200 rounds x 100 clients: {time.perf_counter() - start:.1f} s, "
+          f"{len(html) / 1e6:.2f} MB")
+    (place / "report.html").write_bytes(html)
+    loads(place / "report.html")
+
+
+def loads(path: Path) -> None:
+    """From the start of the navigation to the first chart."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for _ in range(5):
+            tab = browser.new_page(viewport={"width": 1280, "height": 900})
+            start = time.perf_counter()
+            tab.goto(path.as_uri(), wait_until="load")
+            loaded = time.perf_counter() - start
+            tab.wait_for_selector(".main-svg")
+            print(f"the page loads in {loaded:.2f} s, its first chart is there after "
+                  f"{time.perf_counter() - start:.2f} s", flush=True)
+            tab.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        for part in (report, costs):
+            part(Path(directory))
