@@ -81,15 +81,13 @@ def costs(place: Path) -> None:
 def report(place: Path) -> None:
     """10 methods x 5 seeds x 200 rounds x 100 clients: one seed is run, the others are copies of it."""
     file = place / "many.toml"
-    file.write_text(EXPERIMENT.format(rounds=200, steps=1, every=5).replace("clients = 40", "clients = 100"))
+    text = EXPERIMENT.format(rounds=200, steps=1, every=5).replace("dnn", "mclr")
+    file.write_text(text.replace("clients = 40", "clients = 100").replace("dirichlet", "iid").replace(
+        "alpha = 0.3", ""))
     out = place / "many"
-    subprocess.run([sys.executable, "-m", "descant", "compare", str(file), "--algorithms", MANY, "--seeds", "0",
-                    "--match", "rounds", "--no-baselines", "--jobs", "2", "--out", str(out),
-                    "--set", "model.name=mclr", "--set", "data.partition=iid"],
-                   check=True, stdout=subprocess.DEVNULL)
-    planning.make(read_toml(file) | {"model": {"name": "mclr"}} | {
-        "data": {"dataset": "digits", "partition": "iid", "clients": 100}}, out, range(5), algorithms=MANY,
-        match="rounds", baselines=False)
+    seconds(sys.executable, "-m", "descant", "compare", str(file), "--algorithms", MANY, "--seeds", "0",
+            "--match", "rounds", "--no-baselines", "--jobs", "2", "--out", str(out))
+    planning.make(read_toml(file), out, range(5), algorithms=MANY, match="rounds", baselines=False)
     for run in planning.read(out).runs(seeds=[1, 2, 3, 4]):
         shutil.copytree(run.place.parent / "seed-0", run.place)
     start = time.perf_counter()

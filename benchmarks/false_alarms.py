@@ -1,7 +1,7 @@
 """How often one of several equal methods is called better: `python benchmarks/false_alarms.py`.
 
-1,000 simulated comparisons for each line, with a seed effect that all methods share. The best method is set beside
-the others with Holm's correction over these pairs alone, and over all pairs, as `descant compare` does it.
+1,000 simulated comparisons for each line, with a seed effect that all methods share. The best method is set
+beside the others with Holm's correction over these pairs alone, and over all, as `descant compare` does it.
 """
 
 from __future__ import annotations

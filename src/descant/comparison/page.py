@@ -25,7 +25,7 @@ from descant.units import times
 MOST_POINTS = 400  # of a curve; a longer one is thinned
 
 
-def page_data(out: Path, metric: str | None = None, *, live: bool = False) -> dict[str, Any]:
+def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
     """What is known of the comparison in a directory at the moment."""
     plan = read(out)
     results = read_results(plan, metric)
@@ -34,7 +34,7 @@ def page_data(out: Path, metric: str | None = None, *, live: bool = False) -> di
     shown = columns(results, all_metrics=True)
     data = {
         "title": _title(plan),
-        "live": live,
+        "live": False,
         "finished": all(run["state"] == "done" for run in progress),
         "progress": progress,
         "answer": words.answer(results),
