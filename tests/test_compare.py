@@ -290,6 +290,12 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
     text = console.export_text()
     assert f"{personal.mean:.4f} ± " in text
     assert words.answer(found)[0] in text
+    narrow = Console(width=80, record=True, force_terminal=True)
+    show_comparison(narrow, found)
+    lines = narrow.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(f"{personal.mean:.4f} ± " in line for line in lines)
+    assert any(line.startswith("in results.csv, or in a wider terminal: ") for line in lines)
 
 
 def test_methods_and_seeds_are_added_and_a_changed_one_is_refused(tables: dict[str, Any], tmp_path: Path

@@ -132,7 +132,8 @@ def _all(work: Callable[[J], T], jobs: Sequence[J], count: int, display: Display
             waiting = {pool.submit(work, job): k for k, job in enumerate(jobs)}
             while waiting:
                 ready, _ = concurrent.futures.wait(waiting, LOOK, concurrent.futures.FIRST_COMPLETED)
-                display.progress([jobs[k] for future, k in waiting.items() if future.running()])
+                running = [jobs[k] for future, k in waiting.items() if future.running()]
+                display.progress(running[:count])  # those after these wait in the queue
                 for future in sorted(ready, key=lambda future: waiting[future]):
                     k, error = waiting.pop(future), future.exception()
                     if error is not None and not isinstance(error, Exception):

@@ -15,6 +15,7 @@ from descant.files import write_atomic
 
 if TYPE_CHECKING:
     from descant.comparison.results import Results
+    from descant.comparison.table import Column
 
 # Okabe and Ito's colours, told apart by people with any colour vision; then the same, dashed
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -23,25 +24,37 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 def show_comparison(console: Console, results: Results) -> None:
     """The table, and the answer in words."""
     from descant.comparison import words
-    from descant.comparison.table import cell, columns
+    from descant.comparison.table import columns
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left",
-                  title=f"test {results.metric.replace('_', ' ')} on the clients' own rows, mean over seeds "
-                        "± 95 % interval", title_style="")
-    table.add_column("method", no_wrap=True)
     shown = columns(results)
-    for column in shown:
-        table.add_column(column.title, justify="right", no_wrap=True)
-    table.add_column("rounds", justify="right", no_wrap=True)
-    for row in results.rows:
-        table.add_row(row.label, *(cell(column.key, row.figures.get(column.key), results.metric)
-                                   for column in shown), f"{row.rounds:,}")
+    table, left_out = _table(results, shown), []
+    room = console.options.update(width=1000)  # to see how wide it would like to be
+    while console.measure(table, options=room).maximum > console.width and len(shown) > 1:
+        left_out.append(shown.pop().title)  # what matters less is further to the right
+        table = _table(results, shown)
     console.print(table)
+    if left_out:
+        console.print(f"in results.csv, or in a wider terminal: {', '.join(reversed(left_out))}")
     console.print()
     for sentence in words.answer(results):
         console.print(sentence, soft_wrap=not console.is_terminal)
     for note in words.notes(results):
         console.print(f"note: {note}", soft_wrap=not console.is_terminal)
+
+
+def _table(results: Results, shown: list[Column]) -> Table:
+    from descant.comparison.table import cell
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left",
+                  title=f"test {results.metric.replace('_', ' ')} on the clients' own rows, mean over seeds "
+                        "± 95 % interval", title_style="")
+    for title, justify in (("method", "left"), *((column.title, "right") for column in shown),
+                           ("rounds", "right")):
+        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for row in results.rows:
+        table.add_row(row.label, *(cell(column.key, row.figures.get(column.key), results.metric)
+                                   for column in shown), f"{row.rounds:,}")
+    return table
 
 
 def draw_comparison(data: dict[str, Any], path: Path) -> None:

@@ -70,14 +70,15 @@ const shown = (label) => !state.hidden.has(label);
 function axis(title, more = {}) {
   return {title: {text: title, standoff: 10, font: {size: 13, color: colour("quiet")}}, gridcolor: colour("grid"),
           linecolor: colour("line"), zerolinecolor: colour("line"), tickfont: {color: colour("quiet"), size: 12},
-          automargin: true, fixedrange: matchMedia("(pointer: coarse)").matches, ...more};
+          automargin: Boolean(more.ticktext), // names are of any length; figures fit, and this takes time
+          fixedrange: matchMedia("(pointer: coarse)").matches, ...more};
 }
 
 function layout(x, y, more = {}) {
   const touched = matchMedia("(pointer: coarse)").matches;
   return {paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
           font: {family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("ink")},
-          margin: {l: 52, r: 12, t: 10, b: 44}, hovermode: "closest", dragmode: touched ? false : "zoom",
+          margin: {l: 64, r: 12, t: 10, b: 46}, hovermode: "closest", dragmode: touched ? false : "zoom",
           hoverlabel: {bgcolor: colour("raised"), bordercolor: colour("line"), align: "left", namelength: -1,
                        font: {color: colour("ink"), size: 13}},
           xaxis: x, yaxis: y, ...more};
@@ -187,7 +188,7 @@ function makeGains() {
   const few = clients.length <= 20;
   const x = axis(few ? "" : `${count(clients.length)} clients, sorted`, {
     showgrid: false, zeroline: false, tickvals: few ? clients.map((_, k) => k) : [],
-    ticktext: few ? clients.map((client) => plain(short(client.name, 14))) : []});
+    ticktext: few ? clients.map((client) => plain(short(client.name, 14))) : undefined});
   const y = axis(`gain in ${plain(data.metric)}`, {zeroline: true, zerolinecolor: colour("quiet")});
   const bars = {type: "bar", meta: state.method, x: clients.map((_, k) => k), y: clients.map((client) => client.gain),
                 marker: {color: clients.map((client) => colour(client.gain >= 0 ? "up" : "down"))},
