@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from descant._version import __version__
 
 if TYPE_CHECKING:
-    from descant import algorithms, data, models
+    from descant import algorithms, data, handover, models
     from descant.algorithm import Algorithm, Message, Round
     from descant.api import load, resume, run
     from descant.data import federation
@@ -35,12 +35,12 @@ _HOME = {
     "Task": "descant.task",
     "Model": "descant.vector",
 }
-_MODULES = ("algorithms", "data", "models")
+_MODULES = ("algorithms", "data", "handover", "models")
 
 __all__ = [
     "SGD", "Adam", "Algorithm", "Batch", "DescantError", "Experiment", "Federation", "Flat", "FunctionTask",
     "Gaussian", "Message", "Model", "ModuleTask", "Proximal", "Round", "Run", "Task", "UsageError",
-    "__version__", "algorithms", "data", "federation", "load", "models", "resume", "run",
+    "__version__", "algorithms", "data", "federation", "handover", "load", "models", "resume", "run",
 ]
 
 
