@@ -107,6 +107,11 @@ def done(plan: planning.Plan, seen: Seen, labels: list[str] | None = None, seeds
     return results.read(plan)
 
 
+def made(tables: dict[str, Any], out: Path, seeds: Any, **options: Any) -> tuple[planning.Plan, list[str]]:
+    with planning.held(out):
+        return planning.make(tables, out, seeds, **options)
+
+
 # -- the list of methods -------------------------------------------------------------------------------
 
 
@@ -211,14 +216,14 @@ def test_every_experiment_of_the_project_can_be_read(name: str) -> None:
 
 def test_equal_budgets(tables: dict[str, Any], tmp_path: Path) -> None:
     """pFedMe makes 3 steps on a batch, the others 1: they get 3 times its rounds, and as many evaluations."""
-    plan, labels = planning.make(tables, tmp_path / "out", [0, 5])
+    plan, labels = made(tables, tmp_path / "out", [0, 5])
     assert labels == ["pfedme", "localtrain", "tuned"]
     assert [(p.label, p.seed, p.rounds, p.tables["eval"]["every"]) for p in plan.runs()] == [
         (label, seed, rounds, every) for seed in (0, 5)
         for label, rounds, every in (("pfedme", 4, 2), ("localtrain", 12, 6), ("tuned", 12, 6))]
     for p in plan.runs():  # one federation for all; a seed is one initial model, and the same cohorts
         assert (p.tables["data"]["seed"], p.tables["train"]["seed"]) == (0, p.seed)
-    rounds, _ = planning.make(tables, tmp_path / "rounds", [0], match="rounds")
+    rounds, _ = made(tables, tmp_path / "rounds", [0], match="rounds")
     assert {p.rounds for p in rounds.runs()} == {4}
     assert planning.read(tmp_path / "out") == plan
 
@@ -227,7 +232,7 @@ def test_an_opening_does_not_spoil_the_budget(tables: dict[str, Any], tmp_path: 
     """CGPFL asks everybody once before it trains; rounds are measured on the same cohort for all."""
     unbalanced = tables | {"train": tables["train"] | {"local": {"epochs": 1}}, "algorithms": [
         {"name": "cgpfl", "S": 3}, {"name": "ditto"}]}
-    plan, _ = planning.make(unbalanced, tmp_path / "out", [0], baselines=False)
+    plan, _ = made(unbalanced, tmp_path / "out", [0], baselines=False)
     assert {label: method.rounds for label, method in plan.methods.items()} == {
         "pfedme": 4, "cgpfl": 4, "ditto": 6}
 
@@ -235,7 +240,7 @@ def test_an_opening_does_not_spoil_the_budget(tables: dict[str, Any], tmp_path: 
 def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[str, Any], tmp_path: Path,
                                                                    seen: Seen) -> None:
     out = tmp_path / "out"
-    plan, _ = planning.make(tables, out, [0, 1])
+    plan, _ = made(tables, out, [0, 1])
     done(plan, seen, ["pfedme", "localtrain"], [0])
     assert seen.done == ["pfedme, seed 0", "localtrain, seed 0"]
     found = done(plan, seen)
@@ -301,14 +306,14 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
 def test_methods_and_seeds_are_added_and_a_changed_one_is_refused(tables: dict[str, Any], tmp_path: Path
                                                                   ) -> None:
     out = tmp_path / "out"
-    planning.make(tables, out, [0], algorithms="pfedme", baselines=False)
-    plan, labels = planning.make(tables, out, [2], algorithms="ditto", baselines=False,
-                                 command="descant compare")
+    made(tables, out, [0], algorithms="pfedme", baselines=False)
+    plan, labels = made(tables, out, [2], algorithms="ditto", baselines=False,
+                        command="descant compare")
     assert (list(plan.methods), labels, plan.seeds) == (["pfedme", "ditto"], ["ditto"], [0, 2])
     assert plan.methods["ditto"].rounds == 6
     assert plan.commands == ["descant compare"]
     with pytest.raises(UsageError, match=r"'ditto' with another setting \(lam: 1.0 became 2.0\): give one"):
-        planning.make(tables, out, [0], algorithms="ditto:lam=2.0")
+        made(tables, out, [0], algorithms="ditto:lam=2.0")
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -319,12 +324,12 @@ def test_methods_and_seeds_are_added_and_a_changed_one_is_refused(tables: dict[s
 def test_a_directory_holds_one_federation_and_one_budget(tables: dict[str, Any], tmp_path: Path,
                                                          change: dict[str, Any], words: str) -> None:
     out = tmp_path / "out"
-    planning.make(tables, out, [0])
+    made(tables, out, [0])
     with pytest.raises(UsageError, match="another comparison") as caught:
-        planning.make(tables | change, out, [0])
+        made(tables | change, out, [0])
     assert words in str(caught.value)
     with pytest.raises(UsageError, match=r"match: 'steps' became 'rounds'"):
-        planning.make(tables, out, [0], match="rounds")
+        made(tables, out, [0], match="rounds")
 
 
 def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
@@ -335,28 +340,28 @@ def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
         np.savez(folder / f"{site}.npz", x=rng.normal(size=(20, 3)), y=rng.integers(0, 2, 20))
     tables = {"data": {"dataset": str(folder)}, "algorithm": {"name": "fedavg"},
               "train": {"rounds": 1, "backend": "vectorised"}}
-    planning.make(tables, tmp_path / "out", [0])
+    made(tables, tmp_path / "out", [0])
     np.savez(folder / "b.npz", x=rng.normal(size=(20, 3)), y=rng.integers(0, 2, 20))
     with pytest.raises(UsageError, match="the rows of the federation: fingerprint .* became"):
-        planning.make(tables, tmp_path / "out", [0])
+        made(tables, tmp_path / "out", [0])
 
 
 def test_places_that_hold_no_comparison(tables: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(UsageError, match="not empty"):
-        planning.make(tables, tmp_path / "full", [0])
+        made(tables, tmp_path / "full", [0])
     for place in ("full", "nowhere"):
         with pytest.raises(UsageError, match="holds no comparison"):
             planning.read(tmp_path / place)
-    planning.make(tables, tmp_path / "out", [0])
+    made(tables, tmp_path / "out", [0])
     path = tmp_path / "out" / "comparison.json"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DescantError, match=r"comparison.json is damaged .* restore it"):
         page.page_data(tmp_path / "out")
     for seeds in ([], [1, 1], [-1]):
         with pytest.raises(UsageError, match="seeds"):
-            planning.make(tables, tmp_path / "other", seeds)
+            made(tables, tmp_path / "other", seeds)
     assert not (tmp_path / "other").exists()
 
 
@@ -364,9 +369,9 @@ def test_places_that_hold_no_comparison(tables: dict[str, Any], tmp_path: Path) 
 
 
 def test_a_stopped_run_is_resumed(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
-    whole, _ = planning.make(tables, tmp_path / "whole", [0], algorithms="pfedme", baselines=False)
+    whole, _ = made(tables, tmp_path / "whole", [0], algorithms="pfedme", baselines=False)
     done(whole, seen)
-    plan, _ = planning.make(tables, tmp_path / "out", [0], algorithms="pfedme", baselines=False)
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="pfedme", baselines=False)
     [run] = plan.runs()
     half = run._replace(tables=run.tables | {"train": run.tables["train"] | {"rounds": 2}})
     assert carry_out.carry_out([half], 1, seen, tmp_path / "failures.json") == []
@@ -384,7 +389,7 @@ def test_a_stopped_run_is_resumed(tables: dict[str, Any], tmp_path: Path, seen: 
 
 def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path, seen: Seen
                                                    ) -> None:
-    plan, _ = planning.make(tables, tmp_path / "out", [0])
+    plan, _ = made(tables, tmp_path / "out", [0])
     place = plan.runs()[0].place
     place.mkdir(parents=True)
     (place / "something").write_text("of the user's")
@@ -404,7 +409,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_p
 
 
 def test_nothing_has_finished_yet(tables: dict[str, Any], tmp_path: Path) -> None:
-    plan, _ = planning.make(tables, tmp_path / "out", [0])
+    plan, _ = made(tables, tmp_path / "out", [0])
     data = page.page_data(plan.out)
     assert data["answer"] == ["No run has finished yet."]
     assert {p["state"] for p in data["progress"]} == {"waiting"}
@@ -412,7 +417,7 @@ def test_nothing_has_finished_yet(tables: dict[str, Any], tmp_path: Path) -> Non
 
 
 def test_a_damaged_run_is_told(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
-    plan, _ = planning.make(tables, tmp_path / "out", [0], algorithms="fedavg", baselines=False)
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg", baselines=False)
     done(plan, seen)
     [run] = plan.runs()
     (run.place / "summary.json").write_text("{")
@@ -421,7 +426,7 @@ def test_a_damaged_run_is_told(tables: dict[str, Any], tmp_path: Path, seen: See
 
 
 def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
-    plan, _ = planning.make(tables, tmp_path / "out", [0, 1, 2], algorithms="fedavg,ditto", baselines=False)
+    plan, _ = made(tables, tmp_path / "out", [0, 1, 2], algorithms="fedavg,ditto", baselines=False)
     done(plan, seen, seeds=[0, 1])
     found = done(plan, seen, ["ditto"])
     [gap] = found.differences
@@ -442,10 +447,10 @@ def surprise(outputs, y):
 surprise.lower_is_better = True
 """)
     monkeypatch.syspath_prepend(tmp_path)
-    plan, _ = planning.make(tables, tmp_path / "out", [0], algorithms="fedavg,localtrain", baselines=False)
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,localtrain", baselines=False)
     done(plan, seen)
     wanted = tables | {"eval": tables["eval"] | {"metrics": ["my_metrics:top_two", "my_metrics:surprise"]}}
-    plan, _ = planning.make(wanted, tmp_path / "out", [0], algorithms="fedavg,localtrain", baselines=False)
+    plan, _ = made(wanted, tmp_path / "out", [0], algorithms="fedavg,localtrain", baselines=False)
     seen.done.clear()
     found = done(plan, seen)
     assert seen.done == ["fedavg, seed 0", "localtrain, seed 0"]  # measured again, not trained
@@ -457,7 +462,7 @@ surprise.lower_is_better = True
     titles = {column["title"]: column["help"] for column in page.page_data(tmp_path / "out")["columns"]}
     assert titles["top two"].endswith("share of the rows whose class is among the two most probable")
     with pytest.raises(UsageError, match="my_metrics"):
-        planning.make(tables | {"eval": {"metrics": ["my_metrics:top_tow"]}}, tmp_path / "new", [0])
+        made(tables | {"eval": {"metrics": ["my_metrics:top_tow"]}}, tmp_path / "new", [0])
     assert not (tmp_path / "new").exists()
 
 
@@ -466,8 +471,8 @@ surprise.lower_is_better = True
 
 def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dict[str, Any], tmp_path: Path,
                                                                      seen: Seen) -> None:
-    plan, _ = planning.make(tables, tmp_path / "out", [0, 1], baselines=False,
-                            algorithms="fedavg:finetune=2,localtrain:solver.lr=[1e-6,0.1]")
+    plan, _ = made(tables, tmp_path / "out", [0, 1], baselines=False,
+                   algorithms="fedavg:finetune=2,localtrain:solver.lr=[1e-6,0.1]")
     found = done(plan, seen)
     assert found.chosen == {"localtrain": "localtrain solver.lr=0.1"}
     assert {gap.label for gap in found.differences} | {gap.against for gap in found.differences} == {
@@ -491,13 +496,13 @@ def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dic
 
 
 def test_the_answer_in_words(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
-    plan, _ = planning.make(tables, tmp_path / "out", [0], algorithms="localtrain:solver.lr=0.1")
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="localtrain:solver.lr=0.1")
     found = done(plan, seen)
     [first, second, third] = words.answer(found)
     assert first.startswith("localtrain is best: test accuracy 0.")
     assert "one seed cannot say" in second.lower()
     assert third == "No method serves the clients better than training alone."
-    many, _ = planning.make(tables, tmp_path / "out", range(6), algorithms="localtrain:solver.lr=0.1")
+    many, _ = made(tables, tmp_path / "out", range(6), algorithms="localtrain:solver.lr=0.1")
     sentences = words.answer(done(many, seen))
     assert "The difference is real for fedavg + fine-tuning (paired over 6 seeds" in sentences[1]
     [gap] = found.differences
@@ -511,7 +516,7 @@ def test_the_answer_in_words(tables: dict[str, Any], tmp_path: Path, seen: Seen)
 
 
 def test_clusters_and_a_loss_for_a_metric(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
-    plan, _ = planning.make(tables, tmp_path / "out", [0], algorithms="cgpfl:K=2,fedavg", baselines=False)
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="cgpfl:K=2,fedavg", baselines=False)
     found = done(plan, seen)
     data = page.page_data(plan.out, "loss")
     assert data["lower_is_better"]
@@ -525,8 +530,8 @@ def test_clusters_and_a_loss_for_a_metric(tables: dict[str, Any], tmp_path: Path
 
 def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], tmp_path: Path, seen: Seen
                                                        ) -> None:
-    plan, labels = planning.make(tables, tmp_path / "out", [0, 1],
-                                 algorithms="fedavg:finetune=2,localtrain:solver.lr=0.1")
+    plan, labels = made(tables, tmp_path / "out", [0, 1],
+                        algorithms="fedavg:finetune=2,localtrain:solver.lr=0.1")
     wanted = carry_out.searches(plan, labels, 3)
     assert [search.label for search in wanted] == ["fedavg"]  # the other's step size is the user's
     found = carry_out.search(wanted, 1, seen)
@@ -537,7 +542,7 @@ def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], t
     assert {run.tables["algorithm"]["solver"]["lr"] for run in plan.runs(["fedavg"])} == {
         found["fedavg"].values["solver.lr"]}
     done(plan, seen)
-    again, _ = planning.make(tables, plan.out, [0], algorithms="fedavg:finetune=2")  # which is what was asked
+    again, _ = made(tables, plan.out, [0], algorithms="fedavg:finetune=2")  # which is what was asked
     assert again.methods == plan.methods
     record = page.page_data(plan.out)["tuning"]["fedavg"]
     assert len(record["rows"]) == 3

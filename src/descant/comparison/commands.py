@@ -71,24 +71,24 @@ def compare(
         from descant.comparison import results as outcome
         from descant.comparison.page import page_data
         from descant.experiment import config
-        from descant.files import locked, write_atomic
+        from descant.files import write_atomic
         from descant.report.comparison import draw_comparison, show_comparison
         from descant.report.comparison_progress import Watching
         from descant.report.page import render
 
         tables = config.override(config.read_toml(file), settings or ())
-        plan, labels = planning.make(
-            tables, out, _numbers(seeds), algorithms=algorithms, match=match.value, metric=metric,
-            baselines=baselines, command=shlex.join(["descant", *sys.argv[1:]]))
-        console = make_console()
-        with locked(out):
+        console, numbers = make_console(), _numbers(seeds)
+        with planning.held(out):
+            plan, labels = planning.make(
+                tables, out, numbers, algorithms=algorithms, match=match.value, metric=metric,
+                baselines=baselines, command=shlex.join(["descant", *sys.argv[1:]]))
             if trials:
                 searches = doing.searches(plan, labels, trials)
                 with Watching(console, searches) as display:
                     for label, found in doing.search(searches, jobs, display).items():
                         plan = plan.tuned(label, found.values)
                         plan.write()
-            planned = plan.runs(labels, _numbers(seeds), jobs=jobs)
+            planned = plan.runs(labels, numbers, jobs=jobs)
             with Watching(console, planned) as display:
                 failed = doing.carry_out(planned, jobs, display, out / "failures.json")
             results = outcome.read(plan)

@@ -17,10 +17,11 @@ since it happens only when a model is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -39,7 +40,7 @@ from descant.errors import DescantError, UsageError, unknown
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment, differences, parse_algorithm
-from descant.files import write_atomic
+from descant.files import locked, write_atomic
 from descant.measures import Metric
 from descant.pool import Federation
 from descant.report.data_table import facts
@@ -184,11 +185,29 @@ def read(out: Path) -> Plan:
                            "another directory") from None
 
 
+@contextlib.contextmanager
+def held(out: Path) -> Iterator[None]:
+    """Hold the directory of a comparison for this process. One that is made for it is gone again if nothing
+    comes of it."""
+    is_new = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+    try:
+        with locked(out):
+            yield
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # not empty: it holds a comparison
+                out.rmdir()
+
+
 def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorithms: str | None = None,
          match: Match = "steps", metric: str | None = None, baselines: bool = True, command: str = ""
          ) -> tuple[Plan, list[str]]:
-    """Write down what is to be compared, with what was there before; also gives the labels of the methods
-    that are asked for now."""
+    """Write down what is to be compared, with what was there before, in a directory that is held; also gives
+    the labels of the methods that are asked for now."""
     if len(set(seeds)) != len(seeds) or not seeds or min(seeds) < 0:
         raise UsageError(f"the seeds must be different whole numbers from 0, at least one: not {list(seeds)}")
     setting = {name: table for name, table in tables.items() if name != "algorithms"}
@@ -222,7 +241,6 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
                 metric or (None if before is None else before.metric), metrics, commands,
                 versions() if before is None else before.versions)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / "federation.json", json.dumps(_picture(setup.federation)).encode())
         plan.write()
     except OSError as error:

@@ -175,13 +175,12 @@ def _differences(data: dict[str, Any]) -> str:
     rows = []
     for each in differences:
         words = escape(each["words"] or "")
-        if each.get("clients_words"):
-            p = "" if each["clients_p"] is None else f" (p = {_text(each['clients_p'])})"
-            words += f'<br><span class="quiet">Over clients: {escape(each["clients_words"])}{p}</span>'
+        if each["clients_words"]:
+            words += f'<br><span class="quiet">{escape(each["clients_words"])}</span>'
         ends = (_signed(data, each[end]) for end in ("low", "high"))
         interval = "-" if each["low"] is None else " to ".join(ends)
         rows.append([escape(each["label"]), escape(each["against"]), _signed(data, each["mean"]), interval,
-                     _text(each["p_holm"]), "yes" if each["real"] else "no", words])
+                     _chance(each["p_holm"]), "yes" if each["real"] else "no", words])
     direction = "left" if data["lower_is_better"] else "right"
     table = _table("Paired differences over the seeds",
                    ["method", "against", "difference", "interval", "p (Holm)", "real", "in words"], rows,
@@ -269,17 +268,23 @@ def _tuning(data: dict[str, Any]) -> str:
 def _methods(data: dict[str, Any]) -> str:
     rows = []
     for k, method in enumerate(data["methods"]):
-        settings = " ".join(f"<code>{escape(key)} = {_text(value)}</code>"
-                            for key, value in method["settings"].items())
-        remarks = ["added, to measure the others against"] if method["added"] else []
+        settings = _settings(method["settings"]) or "-"
+        if method["added"]:
+            settings += '<br><span class="quiet">Added, to measure the others against.</span>'
         if method["tuned"]:
-            remarks.append("tuned: " + ", ".join(f"{escape(key)} = {_text(value)}"
-                                                 for key, value in method["tuned"].items()))
+            settings += f'<br><span class="quiet">Found by tuning:</span> {_settings(method["tuned"])}'
         rows.append([f"{_swatch(k)}{escape(method['label'])}", f"<code>{escape(method['name'])}</code>",
-                     _text(method["rounds"]), settings or "-", "; ".join(remarks)])
+                     _text(method["rounds"]), settings])
     return _section("methods", "Methods", _table(
-        "Every method with its hyper-parameters", ["method", "algorithm", "rounds", "settings", "remarks"],
-        rows, prose=[3, 4]))
+        "Every method with its hyper-parameters", ["method", "algorithm", "rounds", "settings"], rows,
+        prose=[3]))
+
+
+def _settings(settings: dict[str, Any], within: str = "") -> str:
+    """Those of a part, such as a solver, are named as on the command line: solver.lr."""
+    return " ".join(
+        _settings(value, f"{within}{key}.") if isinstance(value, dict) and value
+        else f"<code>{escape(within + key)} = {_text(value)}</code>" for key, value in settings.items())
 
 
 def _origin(data: dict[str, Any]) -> str:
@@ -353,6 +358,10 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _chance(p: float | None) -> str:
+    return "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _signed(data: dict[str, Any], value: float | None) -> str:

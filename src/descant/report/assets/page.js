@@ -34,6 +34,7 @@ const bytes = (value) => {
     if (value >= size) return `${(value / size).toFixed(1)} ${unit}`;
   return `${Math.round(value)} B`;
 };
+const who = (name) => /^\d+$/.test(name) ? `client ${name}` : name;
 const times = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 const median = (values) => {
   const sorted = [...values].sort((a, b) => a - b), middle = sorted.length >> 1;
@@ -169,7 +170,7 @@ function served() {
     .filter((client) => isNumber(client.value));
 }
 const compared = () => served().filter((client) => client.gain !== null);
-const clientTip = (client) => `<b>${plain(short(client.name, 40))}</b><br>${plain(short(data.reference, 30))} `
+const clientTip = (client) => `<b>${plain(short(who(client.name), 40))}</b><br>${plain(short(data.reference, 30))} `
   + `${figure(client.alone)}, ${plain(short(state.method, 30))} ${figure(client.value)}<br>gain ${signed(client.gain)}`
   + `<br>${times(client.train, "training row")}, ${times(client.test, "test row")}`;
 
@@ -178,9 +179,10 @@ function gainsInWords() {
   if (!clients.length) return "No method is shown that has figures of clients.";
   const gains = clients.map((client) => client.gain), up = gains.filter((gain) => gain > 0).length;
   const worst = clients.reduce((a, b) => b.gain < a.gain ? b : a), best = clients.reduce((a, b) => b.gain > a.gain ? b : a);
-  return `${up} of ${times(clients.length, "client")} ${clients.length === 1 ? "does" : "do"} better with ${state.method} `
-    + `than with ${data.reference}. The median gain is ${signed(median(gains))}; the largest ${signed(best.gain)} `
-    + `(${best.name}), the smallest ${signed(worst.gain)} (${worst.name}).`;
+  const down = gains.filter((gain) => gain < 0).length;
+  return `Of ${times(clients.length, "client")}, ${up} ${up === 1 ? "does" : "do"} better with ${state.method} than with `
+    + `${data.reference}, and ${down} ${down === 1 ? "does" : "do"} worse. The median gain is ${signed(median(gains))}, the `
+    + `largest ${signed(best.gain)} (${who(best.name)}), the smallest ${signed(worst.gain)} (${who(worst.name)}).`;
 }
 
 function makeGains() {
@@ -216,24 +218,28 @@ function makeScatter() {
 }
 
 function makeDifferences(div) {
-  const rows = data.differences.filter((row) => isNumber(row.mean) && shown(row.label)).reverse();
-  const one = new Set(rows.map((row) => row.against)).size < 2;
-  const most = div.clientWidth < 500 ? 13 : 30;
+  const rows = data.differences.filter((row) => isNumber(row.mean) && shown(row.label) && shown(row.against)).reverse();
+  const same = (key) => rows.length > 0 && rows.every((row) => row[key] === rows[0][key]);
+  // what all rows have in common stands below the axis, the other one beside its row
+  const [own, below] = same("against") ? [(row) => row.label, (row) => `, against ${row.against}`]
+    : same("label") ? [(row) => row.against, (row) => ` of ${row.label}, against each`]
+    : [(row) => `${row.label} − ${row.against}`, () => ""];
+  const looks = rows.map((row) => colour(style(same("against") ? row.label : row.against).colour));
   const trace = {
-    type: "scatter", mode: "markers", meta: rows.map((row) => row.label), x: rows.map((row) => row.mean), y: rows.map((_, k) => k),
+    type: "scatter", mode: "markers", meta: rows.map((row) => same("against") ? row.label : row.against),
+    x: rows.map((row) => row.mean), y: rows.map((_, k) => k),
     error_x: {type: "data", symmetric: false, thickness: 2, width: 0, color: colour("quiet"),
               array: rows.map((row) => isNumber(row.high) ? row.high - row.mean : 0),
               arrayminus: rows.map((row) => isNumber(row.low) ? row.mean - row.low : 0)},
-    marker: {size: 11, color: rows.map((row) => row.real ? colour(style(row.label).colour) : colour("ground")),
-             line: {width: 2.25, color: rows.map((row) => colour(style(row.label).colour))}},
+    marker: {size: 11, color: rows.map((row, k) => row.real ? looks[k] : colour("ground")), line: {width: 2.25, color: looks}},
     hoverinfo: "text",
     hovertext: rows.map((row) => `<b>${plain(short(row.label, 40))}</b> against ${plain(short(row.against, 40))}<br>`
       + `${signed(row.mean)}${isNumber(row.low) ? ` (${signed(row.low)} to ${signed(row.high)})` : ""}`
-      + `<br>${isNumber(row.p_holm) ? `p = ${row.p_holm} (Holm)<br>` : ""}${plain(row.words || "")}`)};
+      + `<br>${plain(row.words || "")}`)};
+  const most = div.clientWidth < 500 ? 15 : 34;
   const y = axis("", {tickvals: rows.map((_, k) => k), showgrid: false, zeroline: false, range: [-.7, rows.length - .3],
-                      tickfont: {color: colour("ink"), size: 13},
-                      ticktext: rows.map((row) => plain(short(one ? row.label : `${row.label} − ${row.against}`, most)))});
-  const x = axis(`difference in ${plain(data.metric)}` + (one && rows.length ? `, against ${plain(short(rows[0].against))}` : ""),
+                      tickfont: {color: colour("ink"), size: 13}, ticktext: rows.map((row) => plain(short(own(row), most)))});
+  const x = axis(`difference in ${plain(data.metric)}` + (rows.length ? plain(short(below(rows[0]), most + 16)) : ""),
                  {zeroline: true, zerolinecolor: colour("quiet"), zerolinewidth: 1.5, rangemode: "tozero"});
   const words = [...rows].reverse().map((row) => `${row.label} against ${row.against} ${signed(row.mean)}`
     + (isNumber(row.low) ? ` (${signed(row.low)} to ${signed(row.high)})` : "") + (row.real ? ", real" : ", may be chance"));
@@ -278,7 +284,7 @@ function makeClusters(div) {
   const order = last.map((_, k) => k).sort((a, b) => (last[b] ?? -1) - (last[a] ?? -1) || b - a);
   const ids = [...new Set(found.of_client.flat().filter(isNumber))].sort((a, b) => a - b);
   const share = (k) => k / ids.length, pick = (k) => k < COLOURS ? colour(`c${k}`) : mixed(`c${k % COLOURS}`, .55);
-  const name = (client) => names[client] === undefined ? `client ${client}` : names[client];
+  const name = (client) => names[client] === undefined ? `client ${client}` : who(names[client]);
   const trace = {
     type: "heatmap", meta: div.dataset.key, x: found.rounds, y: order.map((_, k) => k),
     z: order.map((client) => found.of_client.map((round) => isNumber(round[client]) ? ids.indexOf(round[client]) : null)),
@@ -313,7 +319,7 @@ function makeFederation() {
   if (byClass && (kinds.length > CLASSES || kinds.length * names.length > CELLS)) {
     const trace = {type: "heatmap", x: at, y: kinds.map((_, k) => k), z: kinds.map((_, c) => order.map((k) => classes[k][c] || null)),
                    colorscale: [[0, mixed("c0", .15)], [1, colour("c0")]], hoverongaps: false, hoverinfo: "text",
-                   text: kinds.map((kind, c) => order.map((k) => `<b>${plain(short(names[k], 40))}</b><br>class `
+                   text: kinds.map((kind, c) => order.map((k) => `<b>${plain(short(who(names[k]), 40))}</b><br>class `
                      + `${plain(short(kind, 30))}: ${times(classes[k][c], "row")}`)),
                    colorbar: {thickness: 10, outlinewidth: 0, title: {text: "rows"}, tickfont: {color: colour("quiet"), size: 12}}};
     const few = kinds.length <= 30;
@@ -326,12 +332,12 @@ function makeFederation() {
       .map(([part, name]) => [part, (k) => sizes[part][k], colour(name)]);
   const traces = stack.map(([kind, rows, shade]) => ({
     type: "bar", name: plain(short(kind.replace(/^class /, ""), 20)), x: at, y: order.map(rows), marker: {color: shade, line: {width: 0}},
-    hoverinfo: "text", hovertext: order.map((k) => `<b>${plain(short(names[k], 40))}</b><br>${plain(short(kind, 30))}: `
+    hoverinfo: "text", hovertext: order.map((k) => `<b>${plain(short(who(names[k]), 40))}</b><br>${plain(short(kind, 30))}: `
       + `${times(rows(k), "row")} of ${count(total[k])}`)}));
   return {traces, label: `Stacked bars. ${label}`,
           layout: layout(x, axis("rows", {zeroline: false}), {
             barmode: "stack", bargap: names.length > 60 ? 0 : .12, showlegend: true,
-            legend: {orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", itemclick: false,
+            legend: {title: {text: byClass ? "class " : "", side: "left"}, orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", itemclick: false,
                      itemdoubleclick: false, font: {color: colour("quiet"), size: 12}}})};
 }
 
@@ -380,7 +386,12 @@ function chooseMethod() {
   if (!select) return;
   for (const option of select.options) option.disabled = !shown(option.value);
   const open = [...select.options].filter((option) => !option.disabled).map((option) => option.value);
-  if (!open.includes(state.method)) state.method = open.length ? open[open.length - 1] : null;
+  const mean = (label) => {
+    const known = data.clients.methods[label].filter(isNumber);
+    return better(known.reduce((sum, value) => sum + value, 0) / known.length);
+  };
+  if (!open.includes(state.method)) // the best of those that are there
+    state.method = open.length ? open.reduce((a, b) => mean(b) > mean(a) ? b : a) : null;
   select.value = state.method ?? "";
   const says = find("#gain-says");
   if (says) says.textContent = gainsInWords();
