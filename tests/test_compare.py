@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ class Seen:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Runs are carried out in this process, one after another."""
 
     class Pool:
@@ -97,7 +96,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
             return future
 
     monkeypatch.setattr(carry_out.concurrent.futures, "ProcessPoolExecutor", Pool)
-    yield Seen()
+    return Seen()
 
 
 def done(plan: planning.Plan, seen: Seen, labels: list[str] | None = None, seeds: list[int] | None = None
@@ -342,7 +341,7 @@ def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
               "train": {"rounds": 1, "backend": "vectorised"}}
     made(tables, tmp_path / "out", [0])
     np.savez(folder / "b.npz", x=rng.normal(size=(20, 3)), y=rng.integers(0, 2, 20))
-    with pytest.raises(UsageError, match="the rows of the federation: fingerprint .* became"):
+    with pytest.raises(UsageError, match=r"the rows of the federation: fingerprint .* became"):
         made(tables, tmp_path / "out", [0])
 
 
@@ -421,7 +420,7 @@ def test_a_damaged_run_is_told(tables: dict[str, Any], tmp_path: Path, seen: See
     done(plan, seen)
     [run] = plan.runs()
     (run.place / "summary.json").write_text("{")
-    with pytest.raises(DescantError, match="seed-0 is damaged .* remove that directory"):
+    with pytest.raises(DescantError, match=r"seed-0 is damaged .* remove that directory"):
         results.read(plan)
 
 

@@ -367,6 +367,16 @@ def test_names_that_are_code_do_nothing(tmp_path: Path, trouble: list[str]) -> N
         assert page.evaluate("document.querySelectorAll('script').length") == 4  # three, and the library
 
 
+def test_a_chart_is_saved_as_a_picture(tmp_path: Path) -> None:
+    with browser_page() as page:
+        open_page(page, page_data(), tmp_path, [])
+        with page.expect_download() as download:
+            page.locator("#save-chart-curves").press("Enter")
+        assert download.value.suggested_filename == "chart-curves.svg"
+        download.value.save_as(tmp_path / "chart.svg")
+        assert "personal models" in (tmp_path / "chart.svg").read_text()
+
+
 def test_a_page_with_nothing_yet_is_quiet(tmp_path: Path, trouble: list[str]) -> None:
     with browser_page() as page:
         open_page(page, nothing_yet(), tmp_path, trouble)

@@ -28,7 +28,7 @@ def answer(results: Results) -> list[str]:
 def notes(results: Results) -> list[str]:
     """What whoever reads the answer should bear in mind."""
     found = []
-    if missing := missing_seeds(results):
+    if results.rows and (missing := missing_seeds(results)):
         found.append("Not all runs are there: " + "; ".join(
             f"{label} lacks seed {', '.join(map(str, seeds))}" for label, seeds in missing.items())
             + ". Methods are compared over the seeds that both have.")
