@@ -33,7 +33,12 @@ def figure(metric: str, value: float | None) -> str:
     """A score: shares with four places, losses (of any size) with four digits; a dash for none."""
     if value is None:
         return "-"
-    return f"{value:.4f}" if metric.endswith("accuracy") else f"{value:.4g}"
+    return f"{value:.4f}" if is_share(metric) else f"{value:.4g}"
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric lies between 0 and 1."""
+    return metric.endswith(("accuracy", "auroc", "sensitivity", "specificity", "calibration_error"))
 
 
 def times(count: int, noun: str) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from descant.comparison.results import Results
 from descant.comparison.statistics import Interval
-from descant.units import duration, figure, size
+from descant.units import duration, figure, is_share, size
 
 MAIN = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen")  # of the metric that decides
 ERROR = "personal_truth_error"
@@ -63,4 +63,7 @@ def cell(key: str, value: Interval | None, metric: str) -> str:
     name = metric if key in MAIN else key
     sign = "+" if key == "gain" and value.mean > 0 else ""
     text = f"{sign}{figure(name, value.mean)}"
-    return text if value.high is None else f"{text} ± {figure(name, value.high - value.mean)}"
+    if value.high is None:
+        return text
+    reach = value.high - value.mean
+    return f"{text} ± {reach:.4f}" if is_share(name) else f"{text} ± {reach:.2g}"

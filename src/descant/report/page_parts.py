@@ -131,8 +131,9 @@ def _curves(data: dict[str, Any]) -> str:
         _toggle("logX", "log x"), _toggle("logY", "log y"), _toggle("half", "second half"),
         _toggle("seeds", "each seed") if seeds > 1 else "",
         "</div>"])
-    bands = ("Lines are means over the seeds, bands reach from the lowest seed to the highest; with “each seed”, rings are the "
-             "rounds with the best validation figure. " if seeds > 1 else "One seed has no bands. ")
+    bands = ("Lines are means over the seeds, bands reach from the lowest seed to the highest; with “each "
+             "seed”, rings are the rounds with the best validation figure. " if seeds > 1
+             else "One seed has no bands. ")
     return _section("curves", "Learning", (
         f'<div class="controls">{controls}</div>{_chart("curves")}<p class="about">Test '
         f"{escape(data['metric'])} on the clients’ own data while the methods learn. {bands}Bytes are those "
