@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from descant.comparison import plan as planning
 from descant.engine.settings import Train
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
+from descant.experiment import run as runs
 from descant.experiment.config import Experiment, read_toml
 from descant.report.comparison import draw_comparison, show_comparison
 from descant.solve import SGD
@@ -101,8 +103,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 def done(plan: planning.Plan, seen: Seen, labels: list[str] | None = None, seeds: list[int] | None = None
          ) -> results.Results:
-    failures = plan.out / "failures.json"
-    assert carry_out.carry_out(plan.runs(labels, seeds), 1, seen, failures) == []
+    assert carry_out.carry_out(plan, plan.runs(labels, seeds), 1, seen) == []
     return results.read(plan)
 
 
@@ -175,7 +176,8 @@ def test_baselines_are_added() -> None:
     ("pfedme:lam", ["name:field=value"]),
     ("pfedme:label=a/b", ["directory", "label=mine"]),
     ("pfedme:label=''", ["label"]),
-    ("", ["algorithm ''"]),
+    ("", ["a name is missing"]),
+    ("fedavg,,ditto", ["a name is missing"]),
 ])
 def test_bad_lists(text: str, words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
@@ -228,12 +230,35 @@ def test_equal_budgets(tables: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_an_opening_does_not_spoil_the_budget(tables: dict[str, Any], tmp_path: Path) -> None:
-    """CGPFL asks everybody once before it trains; rounds are measured on the same cohort for all."""
-    unbalanced = tables | {"train": tables["train"] | {"local": {"epochs": 1}}, "algorithms": [
-        {"name": "cgpfl", "S": 3}, {"name": "ditto"}]}
-    plan, _ = made(unbalanced, tmp_path / "out", [0], baselines=False)
-    assert {label: method.rounds for label, method in plan.methods.items()} == {
-        "pfedme": 4, "cgpfl": 4, "ditto": 6}
+    """pFedGT asks everybody once before it trains, and may not spend all its rounds on that; the rounds of
+    others do not depend on whether it is there."""
+    data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.1, "clients": 6}
+    unbalanced = tables | {"data": data, "train": tables["train"] | {"local": {"epochs": 1}},
+                           "algorithms": [{"name": "ditto"}]}
+    alone, _ = made(unbalanced, tmp_path / "alone", [0], baselines=False)
+    opened = unbalanced | {"algorithms": [{"name": "ditto"}, {"name": "pfedgt", "init": "gradient"}]}
+    plan, _ = made(opened, tmp_path / "out", [0], baselines=False)
+    assert plan.methods["ditto"].rounds == alone.methods["ditto"].rounds == 6  # 2 steps where pFedMe has 3
+    short = opened | {"train": opened["train"] | {"rounds": 1}, "algorithm": {"name": "fedavg"}}
+    plan, _ = made(short, tmp_path / "short", [0], baselines=False)
+    assert plan.methods["pfedgt"].rounds == 2
+
+
+def test_a_method_that_diverges_at_once_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path,
+                                                                 seen: Seen) -> None:
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto:solver.lr=1e38", baselines=False)
+    [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
+    assert run.label == "ditto"
+    assert "diverges" in why
+    assert seen.done == ["fedavg, seed 0"]
+
+
+def test_all_methods_see_the_same(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    """The same initial model, cohorts and batches: FedProx without its pull is FedAvg, to the last bit."""
+    plan, _ = made(tables, tmp_path / "out", [3], algorithms="fedavg,fedprox:mu=0", baselines=False)
+    done(plan, seen)
+    a, b = ((run.place / figures.FILE).read_bytes() for run in plan.runs())
+    assert a == b
 
 
 def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[str, Any], tmp_path: Path,
@@ -358,6 +383,9 @@ def test_places_that_hold_no_comparison(tables: dict[str, Any], tmp_path: Path) 
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DescantError, match=r"comparison.json is damaged .* restore it"):
         page.page_data(tmp_path / "out")
+    for metric in ("acuracy", "sensitivity"):  # the second is for two classes
+        with pytest.raises(UsageError, match="unknown metric"):
+            made(tables, tmp_path / "other", [0], metric=metric)
     for seeds in ([], [1, 1], [-1]):
         with pytest.raises(UsageError, match="seeds"):
             made(tables, tmp_path / "other", seeds)
@@ -373,7 +401,7 @@ def test_a_stopped_run_is_resumed(tables: dict[str, Any], tmp_path: Path, seen: 
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="pfedme", baselines=False)
     [run] = plan.runs()
     half = run._replace(tables=run.tables | {"train": run.tables["train"] | {"rounds": 2}})
-    assert carry_out.carry_out([half], 1, seen, tmp_path / "failures.json") == []
+    assert carry_out.carry_out(plan, [half], 1, seen) == []
     assert not run.done
     assert page.page_data(tmp_path / "out")["progress"] == [
         {"label": "pfedme", "seed": 0, "rounds": 2, "of": 4, "state": "waiting",
@@ -392,7 +420,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_p
     place = plan.runs()[0].place
     place.mkdir(parents=True)
     (place / "something").write_text("of the user's")
-    [(run, why)] = carry_out.carry_out(plan.runs(), 1, seen, plan.out / "failures.json")
+    [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
     assert run.label == "pfedme"
     assert "not empty" in why
     assert [row.label for row in results.read(plan).rows] == ["localtrain", "tuned"]
@@ -403,7 +431,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_p
     assert "pfedme lacks seed 0" in data["notes"][0]
 
     shutil.rmtree(place)  # mended: the same again does what is missing
-    assert carry_out.carry_out(plan.runs(), 1, seen, plan.out / "failures.json") == []
+    assert carry_out.carry_out(plan, plan.runs(), 1, seen) == []
     assert page.page_data(plan.out)["finished"]
 
 
@@ -431,6 +459,120 @@ def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_pa
     [gap] = found.differences
     assert gap.interval.seeds == 2
     assert any("fedavg lacks seed 2" in note for note in words.notes(found))
+    means = {run.seed: np.mean(list(run.values("accuracy").values())) for run in found.finished
+             if run.label == found.best and run.seed < 2}
+    assert found.level is not None
+    assert found.level.mean == pytest.approx(np.mean(list(means.values())))  # over the seeds that both have
+    more, _ = made(tables, tmp_path / "out", [3, 4], algorithms="ditto", baselines=False)
+    found = done(more, seen, ["ditto"])
+    assert found.left_out == {"fedavg": "it has too few seeds so far"}
+    assert words.answer(found)[0].startswith("ditto has test accuracy 0.")
+    assert "fedavg is left out of the comparison: it has too few seeds so far." in words.notes(found)
+
+
+def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    """They count before any figure, in the answer as in the choice of a grid; and a method that fails all of
+    them is left out."""
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto,localtrain", baselines=False,
+                   metric="loss")
+    found = done(plan, seen)
+    best = found.best
+    assert best is not None
+
+    def spoil(label: str, clients: range) -> None:
+        path = plan.runs([label])[0].place / figures.FILE
+        header, *lines = path.read_text().splitlines()
+        at = header.split(",").index("loss")
+        for k, line in enumerate(lines):
+            cells = line.split(",")
+            if int(cells[3]) in clients:
+                cells[at] = ""
+                lines[k] = ",".join(cells)
+        path.write_text("\n".join([header, *lines]) + "\n")
+
+    spoil(best, range(1))
+    found = results.read(plan)
+    assert found.best != best
+    assert {gap.against for gap in found.differences} >= {best}
+    assert found.lost[best] == 1
+    assert any("1 of its clients a model without a finite loss" in note for note in words.notes(found))
+    spoil(best, range(6))
+    found = results.read(plan)
+    assert found.left_out == {best: "no client has a finite loss"}
+    assert best not in {gap.against for gap in found.differences}
+    data = page.page_data(plan.out)
+    assert next(row for row in data["table"] if row["label"] == best)["cells"]["personal"]["text"] == "-"
+    draw_comparison(data, tmp_path / "picture.png")
+    for label in plan.methods:
+        spoil(label, range(6))
+    assert words.answer(results.read(plan)) == [
+        "No method has a finite test loss with any client: there is nothing to compare."]
+
+
+def test_a_run_that_was_extended_is_told(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto", baselines=False)
+    done(plan, seen)
+    runs.resume(plan.runs()[0].place, rounds=20, observer=carry_out._Unwatched())
+    found = done(plan, seen)
+    assert "fedavg, seed 0, has 20 rounds in place of 12" in words.notes(found)[0]
+
+
+class Job(NamedTuple):
+    number: int
+
+    @property
+    def title(self) -> str:
+        return str(self.number)
+
+
+def _die(job: Job) -> str:
+    if job.number == 0:
+        os._exit(1)
+    return f"done {job.number}"
+
+
+def test_a_process_that_dies_does_not_stop_the_others() -> None:
+    seen = Seen()
+    found = dict(carry_out._all(_die, [Job(1), Job(0), Job(2), Job(3)], 2, seen))
+    assert {job.number: str(each) for job, each in found.items()} == {
+        0: "its process died; if memory ran out, take fewer --jobs", 1: "done 1", 2: "done 2", 3: "done 3"}
+    assert seen.failed == {"0": "its process died; if memory ran out, take fewer --jobs"}
+    assert sorted(seen.done) == ["1", "2", "3"]
+
+
+def test_a_run_from_elsewhere_is_refused(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto", baselines=False)
+    other, _ = made(tables | {"data": tables["data"] | {"clients": 4}}, tmp_path / "other", [0],
+                    algorithms="ditto", baselines=False)
+    done(other, seen)
+    shutil.copytree(other.runs()[0].place, plan.runs(["ditto"])[0].place)
+    with pytest.raises(DescantError, match=r"not of this comparison \(data.clients: 4 became 6\): remove it"):
+        done(plan, seen)
+    (plan.runs(["ditto"])[0].place / "summary.json").unlink()  # nor is it continued
+    [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
+    assert run.label == "ditto"
+    assert "is not of this comparison" in why
+
+
+def test_a_run_without_its_config_fails_alone(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto", baselines=False)
+    done(plan, seen)
+    (plan.runs(["ditto"])[0].place / "config.toml").unlink()
+    [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
+    assert "not empty" in why
+    found = results.read(plan)
+    assert [row.label for row in found.rows] == ["fedavg"]
+    assert f"ditto, seed 0 failed: {why}." in words.notes(found)
+
+
+def test_a_grid_without_validation_data_is_methods_like_others(tables: dict[str, Any], tmp_path: Path,
+                                                               seen: Seen) -> None:
+    blind = tables | {"data": tables["data"] | {"validation": 0.0}}
+    plan, _ = made(blind, tmp_path / "out", [0], algorithms="localtrain:solver.lr=[1e-6,0.1]",
+                   baselines=False)
+    found = done(plan, seen)
+    assert (found.chosen, found.left_out) == ({}, {})
+    assert found.best == "localtrain solver.lr=0.1"
 
 
 def test_a_metric_of_the_users_own_can_be_added_later(tables: dict[str, Any], tmp_path: Path, seen: Seen,
@@ -453,6 +595,8 @@ surprise.lower_is_better = True
     seen.done.clear()
     found = done(plan, seen)
     assert seen.done == ["fedavg, seed 0", "localtrain, seed 0"]  # measured again, not trained
+    plan, _ = made(tables, tmp_path / "out", [0, 1], algorithms="fedavg", baselines=False)  # it stays
+    assert plan.experiment["eval"]["metrics"] == ["my_metrics:top_two", "my_metrics:surprise"]
     assert {run.summary["rounds"] for run in found.finished} == {12}
     for row in found.rows:
         assert row.figures["personal_top_two"].mean >= row.figures["personal"].mean
@@ -460,6 +604,9 @@ surprise.lower_is_better = True
     assert by.lower_is_better
     titles = {column["title"]: column["help"] for column in page.page_data(tmp_path / "out")["columns"]}
     assert titles["top two"].endswith("share of the rows whose class is among the two most probable")
+    (tmp_path / "others.py").write_text("def surprise(outputs, y): return 0.0")
+    with pytest.raises(UsageError, match="another metric is called 'surprise' too"):
+        made(tables | {"eval": tables["eval"] | {"metrics": ["others:surprise"]}}, tmp_path / "out", [0])
     with pytest.raises(UsageError, match="my_metrics"):
         made(tables | {"eval": {"metrics": ["my_metrics:top_tow"]}}, tmp_path / "new", [0])
     assert not (tmp_path / "new").exists()
@@ -477,6 +624,10 @@ def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dic
     assert {gap.label for gap in found.differences} | {gap.against for gap in found.differences} == {
         "fedavg", "localtrain solver.lr=0.1"}
     assert len(found.rows) == 3
+    assert found.reference == "localtrain solver.lr=0.1"  # what clients gain, they gain over the better one
+    only = results.read(plan._replace(methods={label: method for label, method in plan.methods.items()
+                                               if method.grid is not None}))
+    assert words.answer(only)[0].startswith("localtrain solver.lr=0.1 has test accuracy 0.")
     [grid] = page.page_data(plan.out)["grids"]
     assert (grid["label"], grid["field"], grid["values"]) == ("localtrain", "solver.lr", [1e-6, 0.1])
     assert grid["mean"] == [row.figures["personal"].mean for row in found.rows[1:]]
@@ -531,7 +682,7 @@ def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], t
                                                        ) -> None:
     plan, labels = made(tables, tmp_path / "out", [0, 1],
                         algorithms="fedavg:finetune=2,localtrain:solver.lr=0.1")
-    wanted = carry_out.searches(plan, labels, 3)
+    wanted = carry_out.searches(plan, labels, 3, 1)
     assert [search.label for search in wanted] == ["fedavg"]  # the other's step size is the user's
     found = carry_out.search(wanted, 1, seen)
     plan = plan.tuned("fedavg", found["fedavg"].values)
@@ -547,4 +698,8 @@ def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], t
     assert len(record["rows"]) == 3
     with pytest.raises(UsageError, match="with other hyper-parameters than the search"):
         plan.tuned("fedavg", {"solver.lr": 0.123})
+    untuned = plan._replace(methods={label: method._replace(tuned=None)
+                                     for label, method in plan.methods.items()})
+    with pytest.raises(UsageError, match="runs of fedavg that were made without a search"):
+        carry_out.searches(untuned, labels, 3, 1)
     assert words.notes(results.read(plan))[-1] == "Not tuned: localtrain."

@@ -69,12 +69,19 @@ def test_one_seed_says_nothing() -> None:
     assert interval([]).seeds == 0
 
 
-def test_pairs_are_over_the_seeds_that_both_have() -> None:
+def test_pairs_are_over_the_same_seeds() -> None:
     clients = {"a": np.array([0.5, 0.6]), "b": np.array([0.4, 0.7])}
-    [gap] = differences({"a": {0: 0.9, 1: 0.8, 2: 0.7}, "b": {1: 0.6, 2: 0.6, 3: 0.0}}, clients)
-    assert gap.interval.seeds == 2
-    assert gap.interval.mean == pytest.approx(0.15)
+    [gap] = differences({"a": {1: 0.8, 2: 0.7}, "b": {2: 0.6, 1: 0.6}}, clients)
+    assert gap.interval[0] == pytest.approx(0.15)
     assert (gap.clients_better, gap.clients_worse) == (1, 1)
+    assert differences({"a": {1: 0.8, 2: 0.7}, "b": {1: 0.6}}, clients) == []
+
+
+def test_whoever_fails_a_client_is_not_the_best() -> None:
+    clients = {"a": np.array([0.9, np.nan]), "b": np.array([0.8, 0.1])}
+    [gap] = differences({"a": {0: 0.9, 1: 0.91}, "b": {0: 0.8, 1: 0.81}}, clients, lost={"a": 0.5, "b": 0.0})
+    assert (gap.label, gap.against) == ("b", "a")
+    assert gap.interval.mean == pytest.approx(-0.1)
 
 
 def test_lower_can_be_better() -> None:
@@ -82,6 +89,7 @@ def test_lower_can_be_better() -> None:
     clients = {"a": np.array([1.0, 1.1]), "b": np.array([2.0, 1.0])}
     [gap] = differences(by_seed, clients, lower_is_better=True)
     assert (gap.label, gap.against) == ("a", "b")
+    assert gap.interval.mean == pytest.approx(1.1)
     assert (gap.clients_better, gap.clients_worse) == (1, 1)
 
 

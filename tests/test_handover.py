@@ -422,7 +422,9 @@ def test_damaged_models_are_refused(kept: Path, tmp_path: Path) -> None:
     assert contents(one) == whole
     about = json.loads((one / "model.json").read_text())
     for change, message in (({"format": 99}, "its format is 99"), ({"round": "three"}, "round is 'three'"),
-                            ({"dtype": "float33"}, "no type of numbers"), ({"schema": {}}, "not a schema"),
+                            ({"dtype": "float33"}, "no type of numbers"),
+                            ({"dtype": "int32"}, "a model of int32 is none"),
+                            ({"files": {"model.safetensors": 3}}, "its hash is another"), ({"schema": {}}, "not a schema"),
                             ({"preprocess": {"fill": "x"}}, "preprocess.fill")):
         (one / "model.json").write_text(json.dumps(about | change))
         refused(message)
@@ -481,7 +483,7 @@ def test_what_is_asked_for_must_be_there(kept: Path, tmp_path: Path) -> None:
 
 
 def test_a_comparison_names_its_runs(kept: Path, tmp_path: Path) -> None:
-    inner = tmp_path / "ditto" / "seed-0"
+    inner = tmp_path / "runs" / "ditto" / "seed-0"
     shutil.copytree(kept / "run", inner)
     (tmp_path / "comparison.json").write_text("{}")
     result = call("export", tmp_path, "--client", "a", "--to", tmp_path / "models")

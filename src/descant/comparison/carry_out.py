@@ -4,24 +4,23 @@ own. One that fails does not stop the others."""
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from descant.comparison import figures, tune
 from descant.comparison.plan import Plan, Planned
 from descant.engine.choose import Measured
-from descant.errors import DescantError
+from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
-from descant.files import write_atomic
 
 LOOK = 0.5  # seconds between looks at how far the runs are
 J = TypeVar("J")
@@ -68,11 +67,12 @@ class Display(Protocol):
         """Something that people should know."""
 
 
-def carry_out(planned: Sequence[Planned], jobs: int, display: Display, failures: Path
+def carry_out(plan: Plan, planned: Sequence[Planned], jobs: int, display: Display
               ) -> list[tuple[Planned, str]]:
-    """Make the runs that are missing; gives what went wrong with some. `failures` is where that is kept."""
+    """Make those of the planned runs that are missing; gives what went wrong with some, and writes it
+    down."""
     missing = [run for run in planned if not run.done]
-    known = read_failures(failures)
+    known = plan.failures()
     failed = []
     for run, outcome in _all(_play, missing, jobs, display):
         known.pop(run.title, None)
@@ -82,18 +82,22 @@ def carry_out(planned: Sequence[Planned], jobs: int, display: Display, failures:
         else:
             for note in outcome:
                 display.note(f"{run.title}: {note}")
-        write_atomic(failures, json.dumps(known, indent=1).encode())
+        plan.write_failures(known)
     return failed
 
 
-def searches(plan: Plan, labels: Sequence[str], trials: int) -> list[Search]:
+def searches(plan: Plan, labels: Sequence[str], trials: int, jobs: int) -> list[Search]:
     """The searches for those methods that have something to search, all on the same seed. Of a grid, what it
     is over stays as it is."""
     methods = [plan.methods[label]._replace(tuned=None) for label in labels]
+    methods = [method for method in methods if tune.space(method.algorithm, method.given)]
+    for method in methods:  # told before hours of searching
+        if plan.methods[method.label].tuned is None and plan.has_runs(method.label):
+            raise UsageError(f"{plan.out} holds runs of {method.label} that were made without a search: "
+                             "choose another --out, or give the method another label")
     seed = Experiment.parse(plan.experiment).train.seed
-    return [Search(method.label, plan.experiment_of(method, seed).dump(), method.given, trials,
-                   plan.record(method.label))
-            for method in methods if tune.space(method.algorithm, method.given)]
+    return [Search(method.label, plan.experiment_of(method, seed, jobs).dump(), method.given, trials,
+                   plan.record(method.label)) for method in methods]
 
 
 def search(searches: Sequence[Search], jobs: int, display: Display) -> dict[str, tune.Tuned]:
@@ -107,44 +111,43 @@ def search(searches: Sequence[Search], jobs: int, display: Display) -> dict[str,
     return found
 
 
-def read_failures(path: Path) -> dict[str, str]:
-    """Which runs failed when they were last tried, and why."""
-    try:
-        found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-    except (OSError, ValueError):
-        return {}
-
-
 def _words(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _all(work: Callable[[J], T], jobs: Sequence[J], count: int, display: Display
          ) -> Iterator[tuple[J, T | Exception]]:
-    """Do all jobs, so many at a time; yields each with what came of it, or the error."""
-    if not jobs:
-        return
-    context = multiprocessing.get_context("spawn")  # a progress bar's thread forbids forking
-    with concurrent.futures.ProcessPoolExecutor(min(count, len(jobs)), mp_context=context, initializer=_quiet,
-                                                initargs=(os.getpid(),)) as pool:
-        try:
-            waiting = {pool.submit(work, job): k for k, job in enumerate(jobs)}
-            while waiting:
-                ready, _ = concurrent.futures.wait(waiting, LOOK, concurrent.futures.FIRST_COMPLETED)
-                running = [jobs[k] for future, k in waiting.items() if future.running()]
-                display.progress(running[:count])  # those after these wait in the queue
-                for future in sorted(ready, key=lambda future: waiting[future]):
-                    k, error = waiting.pop(future), future.exception()
-                    if error is not None and not isinstance(error, Exception):
-                        raise error
-                    display.ended(jobs[k], None if error is None else _words(error))
-                    yield jobs[k], future.result() if error is None else error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for worker in multiprocessing.active_children():
-                worker.terminate()  # at most the current round of each is lost
-            raise
+    """Do all jobs, so many at a time; yields each with what came of it, or the error. If a process dies (out
+    of memory, say), those that are left are done one at a time: then it is known which one it dies of."""
+    left = dict(enumerate(jobs))
+    while left:
+        broken = False
+        context = multiprocessing.get_context("spawn")  # a progress bar's thread forbids forking
+        with concurrent.futures.ProcessPoolExecutor(min(count, len(left)), mp_context=context,
+                                                    initializer=_quiet, initargs=(os.getpid(),)) as pool:
+            try:
+                waiting = {pool.submit(work, job): k for k, job in left.items()}
+                while waiting and not broken:
+                    ready, _ = concurrent.futures.wait(waiting, LOOK, concurrent.futures.FIRST_COMPLETED)
+                    running = [jobs[k] for future, k in waiting.items() if future.running()]
+                    display.progress(running[:count])  # those after these wait in the queue
+                    for future in sorted(ready, key=lambda future: waiting[future]):
+                        k, error = waiting.pop(future), future.exception()
+                        if isinstance(error, BrokenProcessPool):
+                            is_culprit, broken = count == 1 and not broken, True
+                            if not is_culprit:
+                                continue
+                            error = RuntimeError("its process died; if memory ran out, take fewer --jobs")
+                        if error is not None and not isinstance(error, Exception):
+                            raise error
+                        display.ended(left.pop(k), None if error is None else _words(error))
+                        yield jobs[k], future.result() if error is None else error
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in multiprocessing.active_children():
+                    worker.terminate()  # at most the current round of each is lost
+                raise
+        count = 1 if broken else count
 
 
 def _quiet(parent: int) -> None:
@@ -172,17 +175,18 @@ def _play(planned: Planned) -> list[str]:
     """Make a run; gives what could not be measured of it."""
     place = planned.place
     try:
+        planned.require_own()
         if (place / "config.toml").exists():
             run = runs.resume(place, rounds=max(planned.rounds, layout.rounds(place)), observer=_Unwatched())
         else:
             run = runs.start(runs.Setup.of(Experiment.parse(planned.tables)), place, _Unwatched())
         return figures.write(run, place / figures.FILE, planned.tables["eval"].get("metrics"))
-    except DescantError as error:  # with nothing that cannot travel between processes
-        raise RuntimeError(str(error)) from None
+    except Exception as error:  # as one that can travel between processes, whatever it is
+        raise RuntimeError(_words(error)) from None
 
 
 def _search(wanted: Search) -> tune.Tuned:
     try:
         return tune.search(Experiment.parse(wanted.tables), wanted.trials, wanted.record, fixed=wanted.fixed)
-    except DescantError as error:
-        raise RuntimeError(str(error)) from None
+    except Exception as error:
+        raise RuntimeError(_words(error)) from None

@@ -83,14 +83,14 @@ def compare(
                 tables, out, numbers, algorithms=algorithms, match=match.value, metric=metric,
                 baselines=baselines, command=shlex.join(["descant", *sys.argv[1:]]))
             if trials:
-                searches = doing.searches(plan, labels, trials)
+                searches = doing.searches(plan, labels, trials, jobs)
                 with Watching(console, searches) as display:
                     for label, found in doing.search(searches, jobs, display).items():
                         plan = plan.tuned(label, found.values)
                         plan.write()
             planned = plan.runs(labels, numbers, jobs=jobs)
             with Watching(console, planned) as display:
-                failed = doing.carry_out(planned, jobs, display, out / "failures.json")
+                failed = doing.carry_out(plan, planned, jobs, display)
             results = outcome.read(plan)
             if results.rows:
                 outcome.write_csv(results, out / "results.csv")

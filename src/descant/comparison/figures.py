@@ -78,6 +78,11 @@ def described(places: Sequence[str] | None) -> dict[str, Metric]:
                       for name, function in own_metrics(places).items()}
 
 
+def names(task: Task, places: Sequence[str] | None) -> tuple[str, ...]:
+    """The figures that there are for a task."""
+    return _Scale(task, own_metrics(places)).names
+
+
 def _first_line(function: OwnMetric) -> str:
     lines = (getattr(function, "__doc__", None) or "").strip().splitlines()
     return lines[0].rstrip(".") if lines else "a metric of your own"

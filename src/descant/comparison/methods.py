@@ -8,6 +8,7 @@ a grid is `grid = { lam = [15, 30, 60] }`, because some fields hold lists themse
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from descant.experiment.config import parse_algorithm
 
 LOCAL, TUNED = "localtrain", "fedavg + fine-tuning"  # what is added, by label
 FINE_TUNING = 20  # steps, where a client's work is given in epochs
-LONGEST = 100  # letters of a label, which names a directory
+LONGEST = 200  # bytes of a label, which names a directory
 
 
 class Place(NamedTuple):
@@ -90,6 +91,8 @@ def _parse(listed: str, written: list[tuple[str, dict[str, Any]]]) -> list[dict[
     known = {str(table.get("label", table.get("name"))): table for _, table in reversed(written)}
     tables: list[dict[str, Any]] = []
     for part in _split(listed):
+        if not part:
+            raise UsageError(f"--algorithms {listed!r}: a name is missing")
         head, equals, text = part.partition("=")
         name, colon, field = head.partition(":")
         if colon or not equals:
@@ -202,7 +205,8 @@ def _told_apart(found: list[Contender]) -> list[Contender]:
 
 def check_label(label: str) -> None:
     """A label names a directory."""
-    if "/" in label or label.startswith(".") or len(label) > LONGEST or not label.isprintable():
+    if "/" in label or label.startswith(".") or len(os.fsencode(label)) > LONGEST or (
+            not label.isprintable()):
         raise UsageError(f"the label {label!r} must do as the name of a directory: give the method a short "
                          "one of your own, as in pfedme:label=mine")
 

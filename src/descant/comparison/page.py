@@ -11,7 +11,6 @@ import tomli_w
 
 from descant import fields
 from descant.comparison import tune, words
-from descant.comparison.carry_out import read_failures
 from descant.comparison.plan import Method, Plan, Planned, read
 from descant.comparison.results import Results, mean_over_seeds
 from descant.comparison.results import read as read_results
@@ -29,8 +28,7 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
     """What is known of the comparison in a directory at the moment."""
     plan = read(out)
     results = read_results(plan, metric)
-    failures = read_failures(out / "failures.json")
-    progress = [_progress(run, failures) for run in plan.runs()]
+    progress = [_progress(run, results.failures) for run in plan.runs()]
     shown = columns(results, all_metrics=True)
     data = {
         "title": _title(plan),
@@ -77,7 +75,7 @@ def _progress(run: Planned, failures: dict[str, str]) -> dict[str, Any]:
     done = run.size_done
     failure = failures.get(run.title)
     note = ""
-    if run.done:
+    if run.is_finished:
         state = "done"
     elif _is_held(run.place):
         state = "running"
@@ -150,11 +148,14 @@ def _curve(seeds: dict[int, list[dict[str, Any]]], results: Results, label: str)
         return {"mean": mean_over_seeds(table), "low": low, "high": high,
                 "seeds": {str(seed): each for seed, each in values.items()}}
 
-    population = len(_federation(results.plan.out)["names"])
+    about = _federation(results.plan.out)
+    population = len(about["names"]) - about["unseen"]
     best = {run.seed: (run.summary["best"] or {}).get("round")
             for run in results.finished if run.label == label}
+    if (personal := band("personal")) is None:
+        return None
     return {"round": numbers, "steps": at("grad_steps"), "bytes": at("bytes_down", "bytes_up") / population,
-            "personal": band("personal"), "global": band("global"),
+            "personal": personal, "global": band("global"),
             "best_round": [best.get(seed) for seed in seeds]}
 
 

@@ -46,6 +46,8 @@ from descant.pool import Federation
 from descant.report.data_table import facts
 
 FORMAT = 1
+OWN_MAY_DIFFER = ("train.rounds", "train.backend", "train.chunk", "train.workers", "train.ray_address",
+                  "eval.metrics")
 # what may be another one in the same directory: the results are the same, or more is measured
 MAY_CHANGE = ("train.seed", "train.backend", "train.chunk", "train.workers", "eval.metrics")
 Match = Literal["steps", "rounds"]
@@ -82,10 +84,30 @@ class Planned(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """Whether the run is there, as planned, to its last round."""
-        return ((self.place / "summary.json").exists() and layout.rounds(self.place) >= self.rounds
-                and figures.is_current(self.place / figures.FILE, layout.rounds(self.place),
-                                       self.tables["eval"].get("metrics")))
+        """Whether the run is there, to its last round, with all that is to be measured."""
+        return self._has(self.tables["eval"].get("metrics"))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run is there, though perhaps without a metric that was asked for later."""
+        return self._has(None)
+
+    def _has(self, metrics: Sequence[str] | None) -> bool:
+        if not all((self.place / name).exists() for name in ("config.toml", "summary.json")):
+            return False
+        rounds = layout.rounds(self.place)
+        return rounds >= self.rounds and figures.is_current(self.place / figures.FILE, rounds, metrics)
+
+    def require_own(self) -> None:
+        """Refuse a run that is another one, such as one copied from another comparison."""
+        if not (self.place / "config.toml").exists():
+            return
+        there = layout.config(self.place)
+        changed = [line for line in differences(there, json.loads(json.dumps(self.tables)))
+                   if not line.startswith(OWN_MAY_DIFFER)]
+        if changed:
+            raise DescantError(f"the run in {self.place} is not of this comparison ({changed[0]}): remove "
+                               "it, and compare again")
 
     @property
     def title(self) -> str:
@@ -127,20 +149,22 @@ class Plan(NamedTuple):
                 for label in (self.methods if labels is None else labels)]
 
     def _run(self, method: Method, seed: int, jobs: int) -> Planned:
-        experiment = self.experiment_of(method, seed)
-        if jobs > 1 and experiment.train.backend == "auto":  # the cores belong to the other runs
-            experiment = dataclasses.replace(experiment,
-                                             train=dataclasses.replace(experiment.train, workers=1))
-        return Planned(method.label, seed, experiment.dump(),
-                       self.out / "runs" / method.label / f"seed-{seed}")
+        return Planned(method.label, seed, self.experiment_of(method, seed, jobs).dump(),
+                       self.place_of(method.label) / f"seed-{seed}")
 
-    def experiment_of(self, method: Method, seed: int) -> Experiment:
-        """The experiment of a method: its share of the budget, evaluated as often as all others."""
+    def place_of(self, label: str) -> Path:
+        """Where the runs of a method are kept."""
+        return self.out / "runs" / label
+
+    def experiment_of(self, method: Method, seed: int, jobs: int) -> Experiment:
+        """The experiment of a method: its share of the budget, evaluated about as often as all others."""
         base = Experiment.parse(self.experiment)
         every = max(1, round(base.eval.every * method.rounds / base.train.rounds))
-        return dataclasses.replace(
-            base, algorithm=method.algorithm, eval=dataclasses.replace(base.eval, every=every),
-            train=dataclasses.replace(base.train, seed=seed, rounds=method.rounds))
+        train = dataclasses.replace(base.train, seed=seed, rounds=method.rounds)
+        if jobs > 1 and train.backend == "auto":  # the cores belong to the other runs
+            train = dataclasses.replace(train, workers=1)
+        return dataclasses.replace(base, algorithm=method.algorithm, train=train,
+                                   eval=dataclasses.replace(base.eval, every=every))
 
     def record(self, label: str) -> Path:
         """Where the search for a method's hyper-parameters is kept."""
@@ -150,10 +174,24 @@ class Plan(NamedTuple):
         """The plan with what a search has found for a method."""
         before = self.methods[label]
         after = before._replace(tuned=values)
-        if before.algorithm != after.algorithm and any((self.out / "runs" / label).glob("seed-*")):
+        if before.algorithm != after.algorithm and self.has_runs(label):
             raise UsageError(f"{self.out} holds runs of {label} with other hyper-parameters than the search "
                              "has found now: choose another --out")
         return self._replace(methods=self.methods | {label: after})
+
+    def has_runs(self, label: str) -> bool:
+        return any(self.place_of(label).glob("seed-*"))
+
+    def failures(self) -> dict[str, str]:
+        """Which runs failed when they were last tried, and why."""
+        try:
+            found: dict[str, str] = json.loads((self.out / "failures.json").read_text(encoding="utf-8"))
+            return found
+        except (OSError, ValueError):
+            return {}
+
+    def write_failures(self, failures: Mapping[str, str]) -> None:
+        write_atomic(self.out / "failures.json", json.dumps(failures, indent=1).encode())
 
     def write(self) -> None:
         methods = [method._asdict() | {"grid": None if method.grid is None else method.grid._asdict()}
@@ -189,7 +227,7 @@ def read(out: Path) -> Plan:
 def held(out: Path) -> Iterator[None]:
     """Hold the directory of a comparison for this process. One that is made for it is gone again if nothing
     comes of it."""
-    is_new = not out.exists()
+    new = [place for place in (out, *out.parents) if not place.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -198,9 +236,9 @@ def held(out: Path) -> Iterator[None]:
         with locked(out):
             yield
     finally:
-        if is_new:
-            with contextlib.suppress(OSError):  # not empty: it holds a comparison
-                out.rmdir()
+        with contextlib.suppress(OSError):  # not empty: it holds a comparison
+            for place in new:
+                place.rmdir()
 
 
 def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorithms: str | None = None,
@@ -213,16 +251,18 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     setting = {name: table for name, table in tables.items() if name != "algorithms"}
     probe = Experiment.parse(setting | {"algorithm": {"name": "fedavg"}})  # [train], for the baselines
     found = contenders(tables, algorithms, probe.train, baselines=baselines)
-    base = dataclasses.replace(probe, algorithm=reference(tables, found))
     before = read(out) if (out / "comparison.json").exists() else None
     if before is None:
         layout.require_free(out)
-    metrics = figures.described(base.eval.metrics)
-    if metric is not None and metric not in metrics:
-        raise unknown("metric", metric, metrics)
+    base = dataclasses.replace(probe, algorithm=reference(tables, found), eval=dataclasses.replace(
+        probe.eval, metrics=_metrics(before, probe.eval.metrics)))
     setup = runs.Setup.of(base)
     known = {} if before is None else dict(before.methods)
     _require_same(before, base, match, setup.federation, out)
+    names = figures.names(setup.task, base.eval.metrics)
+    if metric is not None and metric not in names:
+        raise unknown("metric", metric, names)
+    metrics = {name: about for name, about in figures.described(base.eval.metrics).items() if name in names}
     rounds = _rounds(setup, [c for c in found if c.label not in known], match)
     for contender in found:
         table = json.loads(json.dumps(fields.dump(contender.algorithm)))
@@ -239,13 +279,20 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     every = sorted({*seeds, *([] if before is None else before.seeds)})
     plan = Plan(out, match, json.loads(json.dumps(base.dump())), setup.federation.fingerprint(), known, every,
                 metric or (None if before is None else before.metric), metrics, commands,
-                versions() if before is None else before.versions)
+                versions({} if before is None else before.versions))
     try:
         write_atomic(out / "federation.json", json.dumps(_picture(setup.federation)).encode())
         plan.write()
     except OSError as error:
         raise DescantError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
     return plan, [contender.label for contender in found]
+
+
+def _metrics(before: Plan | None, wanted: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The user's own metrics, with those of before: what some runs have, all have."""
+    places = [] if before is None else before.experiment["eval"].get("metrics", [])
+    merged = tuple(dict.fromkeys([*places, *(wanted or ())]))
+    return merged or None
 
 
 def _require_same(before: Plan | None, base: Experiment, match: Match, federation: Federation, out: Path
@@ -273,8 +320,16 @@ def _rounds(setup: runs.Setup, found: Sequence[Contender], match: Match) -> dict
     # the same round for all, lest they are measured on different cohorts
     number = 1 + any(method.opens() for method in (setup.algorithm, *(c.algorithm for c in found)))
     budget = planned * _steps(setup, number) if found else 0
-    return {c.label: max(1, round(budget / _steps(dataclasses.replace(setup, algorithm=c.algorithm), number)))
-            for c in found}
+    rounds = {}
+    for contender in found:
+        method = contender.algorithm
+        try:
+            steps = _steps(dataclasses.replace(setup, algorithm=method), number)
+        except DescantError:  # it diverges at once: its run will say so, and the others go on
+            rounds[contender.label] = planned
+            continue
+        rounds[contender.label] = max(1 + method.opens(), round(budget / steps))
+    return rounds
 
 
 def _steps(setup: runs.Setup, number: int) -> int:
@@ -291,12 +346,16 @@ def _picture(federation: Federation) -> dict[str, Any]:
     return {
         "facts": facts(federation, measured) | {"notes": "; ".join(federation.notes) or "none"},
         "names": list(federation.names),
+        "unseen": federation.unseen,
         "sizes": {split: federation.split(split).sizes.tolist() for split in SPLITS},
         "classes": None if measured.counts is None else measured.counts.tolist(),
     }
 
 
-def versions() -> dict[str, str]:
-    """Of what the figures depend on."""
-    found = {"descant": __version__, "Python": platform.python_version(), "system": platform.platform()}
-    return found | {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}
+def versions(before: Mapping[str, str]) -> dict[str, str]:
+    """Of what the figures depend on, also where that has changed on the way."""
+    now = {"descant": __version__, "Python": platform.python_version(), "system": platform.platform()}
+    now |= {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}
+    return {name: version if before.get(name, version) == version else
+            before[name] if before[name].endswith(f", then {version}") else f"{before[name]}, then {version}"
+            for name, version in now.items()}

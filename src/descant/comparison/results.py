@@ -20,12 +20,12 @@ import numpy as np
 from descant.algorithms import LocalTrain
 from descant.comparison import figures, statistics
 from descant.comparison.plan import Plan, Planned
-from descant.comparison.statistics import Difference, Interval, interval
+from descant.comparison.statistics import ROUNDING, Difference, Interval, interval
 from descant.errors import DescantError, UsageError, unknown
-from descant.experiment import directory as layout
 from descant.files import write_atomic
 
 WORST = 10  # a decile
+NONE = (float("-inf"),)  # the validation figures of a run without validation data
 
 
 class Finished(NamedTuple):
@@ -39,12 +39,25 @@ class Finished(NamedTuple):
 
     def values(self, metric: str, which: str = "best", model: str = "personal", *, unseen: bool = False
                ) -> dict[int, float]:
-        """The figure of each client."""
+        """The figure of each client that has one."""
+        if metric not in self.columns:  # which was asked for after this run was measured
+            return {}
         of = self.columns
-        rows = ((of["which"] == which) & (of["model"] == model) & (of["unseen"] == unseen)
-                & (of["client"] != figures.POOLED))
-        known = rows & np.isfinite(of[metric])
+        known = self._rows(which, model, unseen) & np.isfinite(of[metric])
         return dict(zip(of["client"][known].tolist(), of[metric][known].tolist(), strict=True))
+
+    @property
+    def lost(self) -> int:
+        """How many clients have a model that is of no use: no finite loss on the test rows that they have."""
+        of = self.columns
+        rows = self._rows("best", "personal", False)
+        return int((rows & (of["n_test"] > 0) & ~np.isfinite(of["loss"])).sum())
+
+    def _rows(self, which: str, model: str, unseen: bool) -> np.ndarray:
+        of = self.columns
+        rows: np.ndarray = ((of["which"] == which) & (of["model"] == model) & (of["unseen"] == unseen)
+                            & (of["client"] != figures.POOLED))
+        return rows
 
     def pooled(self, metric: str, model: str) -> float:
         """The figure over the rows of all clients together."""
@@ -60,6 +73,7 @@ class Row(NamedTuple):
     rounds: int
     seeds: int
     figures: dict[str, Interval]  # "personal", "global", "worst_decile", "gain", "grad_steps", ...
+    beside_alone: int  # clients of which it is known whether they are better off than alone
 
 
 class Results(NamedTuple):
@@ -72,7 +86,11 @@ class Results(NamedTuple):
     rows: list[Row]
     reference: str | None  # whose clients learn alone
     chosen: dict[str, str]  # family -> label of its member that is best on validation data
+    level: Interval | None  # of the best method, over the seeds that are compared
     differences: list[Difference]  # the best method beside each of the others
+    left_out: dict[str, str]  # label -> why a method is not compared
+    lost: dict[str, float]  # label -> clients without a usable model, mean over the seeds
+    failures: dict[str, str]  # run -> why it failed
     clients: dict[str, np.ndarray]  # label -> the figure of each client, mean over the seeds
 
     @property
@@ -84,33 +102,39 @@ def read(plan: Plan, metric: str | None = None) -> Results:
     """The results so far. `metric` is what decides; without it the plan's, accuracy, or the loss."""
     finished = [found for run in plan.runs() if (found := _finished(run)) is not None]
     metric, lower = _metric(plan, finished, metric or plan.metric)
-    reference = next((label for label, method in plan.methods.items()
-                      if isinstance(method.algorithm, LocalTrain)
-                      and any(run.label == label for run in finished)), None)
-    chosen = _chosen(plan, finished)
-    left_out = {label for label, method in plan.methods.items()
-                if method.grid is not None and chosen.get(method.grid.family) not in (None, label)}
     of = {label: [run for run in finished if run.label == label] for label in plan.methods}
     of = {label: found for label, found in of.items() if found}
-    everyone = 1 + max((int(run.columns["client"].max()) for run in finished), default=-1)
-    clients = {label: _by_client([run.values(metric) for run in found], everyone)
-               for label, found in of.items()}
-    by_seed = {label: {run.seed: _mean(run.values(metric)) for run in found} for label, found in of.items()}
-    differences = statistics.differences(
-        {label: values for label, values in by_seed.items() if label not in left_out}, clients,
-        lower_is_better=lower)
+    chosen = _chosen(plan, of)
+    reference = next((label for label in of if isinstance(plan.methods[label].algorithm, LocalTrain)
+                      and not _is_beaten(plan, label, chosen)), None)
     alone = [] if reference is None else of[reference]
+    seeds, left_out = _compared(plan, of, chosen, metric)
+    values = {label: {run.seed: run.values(metric) for run in of[label] if run.seed in seeds}
+              for label in of if label not in left_out}
+    # a client that one method has failed is compared with nobody's
+    common = {seed: set.intersection(*({*each[seed]} for each in values.values())) for seed in seeds}
+    by_seed = {label: {seed: _mean({client: found[client] for client in common[seed]})
+                       for seed, found in each.items()} for label, each in values.items()}
+    lost = {label: float(np.mean([run.lost for run in of[label] if run.seed in seeds])) for label in values}
+    everyone = 1 + max((int(run.columns["client"].max()) for run in finished), default=-1)
+    clients = {label: _by_client([run.values(metric) for run in found
+                                  if run.seed in seeds or label in left_out], everyone)
+               for label, found in of.items()}
+    differences = statistics.differences(by_seed, clients, lower_is_better=lower, lost=lost)
+    best = differences[0].label if differences else next(iter(values), None)
+    level = None if best is None else interval(list(by_seed[best].values()))
     rows = [_row(found, metric, lower, alone) for found in of.values()]
-    return Results(plan, metric, lower, finished, rows, reference, chosen, differences, clients)
+    return Results(plan, metric, lower, finished, rows, reference, chosen, level, differences, left_out, lost,
+                   plan.failures(), clients)
 
 
 def _finished(run: Planned) -> Finished | None:
     """The files of a run, if it is done."""
-    path = run.place / "summary.json"
     try:
-        if not run.done or not path.exists():
+        if not run.is_finished:
             return None
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        run.require_own()
+        summary = json.loads((run.place / "summary.json").read_text(encoding="utf-8"))
     except (ValueError, UsageError) as error:
         raise DescantError(f"the run in {run.place} is damaged ({error}): remove that directory, and compare "
                            "again") from None
@@ -119,31 +143,62 @@ def _finished(run: Planned) -> Finished | None:
 
 def _metric(plan: Plan, finished: Sequence[Finished], wanted: str | None) -> tuple[str, bool]:
     """The metric that decides, and whether less of it is better."""
-    known = [name for name in finished[0].columns if name not in figures.FACTS] if finished else []
+    known = [name for run in finished for name in run.columns if name not in figures.FACTS]
     if wanted is None:
         wanted = next((name for name in ("accuracy", "loss") if name in known), "accuracy")
     elif wanted not in (known or plan.metrics):
-        raise unknown("metric", wanted, known or plan.metrics)
+        raise unknown("metric", wanted, dict.fromkeys(known or plan.metrics))
     return wanted, wanted in plan.metrics and plan.metrics[wanted].lower_is_better
 
 
-def _chosen(plan: Plan, finished: Sequence[Finished]) -> dict[str, str]:
-    """Of each grid, the member whose selected rounds are best on validation data."""
-    scores: dict[str, dict[str, float]] = {}
+def _chosen(plan: Plan, of: Mapping[str, Sequence[Finished]]) -> dict[str, str]:
+    """Of each grid, the member that is best on validation data, by the rule that selects rounds: as few lost
+    clients as possible, then accuracy, then loss. Over the seeds that all members have, if there are any."""
+    families: dict[str, list[str]] = {}
     for label, method in plan.methods.items():
-        values = [_validation(run.summary) for run in finished if run.label == label]
-        if method.grid is not None and values:
-            scores.setdefault(method.grid.family, {})[label] = float(np.mean(values))
-    return {family: max(members, key=lambda label: members[label]) for family, members in scores.items()}
+        if method.grid is not None and label in of:
+            families.setdefault(method.grid.family, []).append(label)
+    chosen = {}
+    for family, members in families.items():
+        shared = set.intersection(*({run.seed for run in of[label]} for label in members))
+        scores = {label: _validation([run.summary for run in of[label] if run.seed in shared or not shared])
+                  for label in members}
+        if max(scores.values()) > NONE:  # without validation data, all members are methods like others
+            chosen[family] = max(scores, key=lambda label: scores[label])  # noqa: B023 - called at once
+    return chosen
 
 
-def _validation(summary: Mapping[str, Any]) -> float:
-    """What model selection goes by: mean accuracy, or less loss; nothing without validation data."""
-    found = ((summary["best"] or {}).get("personal") or {}).get("val") or {}
-    if (value := found.get("accuracy", {}).get("mean")) is not None:
-        return float(value)
-    value = found.get("loss", {}).get("mean")
-    return float("-inf") if value is None else -float(value)
+def _validation(summaries: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """The validation figures of the selected rounds, mean over the seeds; nothing is worse than none."""
+    keys: list[list[float]] = [summary.get("selected_by") or [] for summary in summaries]
+    if not all(keys) or len({len(key) for key in keys}) > 1:
+        return NONE
+    return tuple(float(value) for value in np.mean(keys, axis=0))
+
+
+def _is_beaten(plan: Plan, label: str, chosen: Mapping[str, str]) -> bool:
+    """Whether another member of a method's grid is better on validation data."""
+    place = plan.methods[label].grid
+    return place is not None and chosen.get(place.family, label) != label
+
+
+def _compared(plan: Plan, of: Mapping[str, Sequence[Finished]], chosen: Mapping[str, str], metric: str
+              ) -> tuple[list[int], dict[str, str]]:
+    """The seeds that methods are compared over, all the same ones; and which methods are left out, and why. A
+    method that has few of the seeds would leave few for all: it is left out until it has more."""
+    left_out = {label: "another of its grid is better on validation data" for label in of
+                if _is_beaten(plan, label, chosen)}
+    left_out |= {label: f"no client has a finite {metric.replace('_', ' ')}" for label, found in of.items()
+                 if label not in left_out and not all(run.values(metric) for run in found)}
+    seeds = {label: {run.seed for run in found} for label, found in of.items() if label not in left_out}
+    while seeds:
+        shared = set.intersection(*seeds.values())
+        if 2 * len(shared) >= max(map(len, seeds.values())):
+            return sorted(shared), left_out
+        fewest = min(reversed(list(seeds)), key=lambda label: len(seeds[label]))
+        left_out[fewest] = "it has too few seeds so far"
+        del seeds[fewest]
+    return [], left_out
 
 
 def _mean(values: Mapping[int, float]) -> float:
@@ -172,7 +227,7 @@ def _row(found: Sequence[Finished], metric: str, lower: bool, alone: Sequence[Fi
     def note(key: str, value: float) -> None:
         cells.setdefault(key, []).append(value)
 
-    names = [name for name in found[0].columns if name not in figures.FACTS]
+    names = dict.fromkeys(name for run in found for name in run.columns if name not in figures.FACTS)
     for run in found:
         for model in ("personal", "global"):
             for name in names:
@@ -180,7 +235,7 @@ def _row(found: Sequence[Finished], metric: str, lower: bool, alone: Sequence[Fi
                 for which, suffix in (("best", ""), ("last", "_last")):
                     if values := run.values(name, which, model):
                         note(f"{of}{suffix}", _mean(values))
-                if np.isfinite(pooled := run.pooled(name, model)):
+                if name in run.columns and np.isfinite(pooled := run.pooled(name, model)):
                     note(f"{of}_pooled", pooled)
             for which, suffix in (("best", ""), ("last", "_last")):
                 error = ((run.summary[which] or run.summary["last"]).get(model) or {}).get("truth_error")
@@ -193,7 +248,8 @@ def _row(found: Sequence[Finished], metric: str, lower: bool, alone: Sequence[Fi
         note("bytes_per_client", (costs["bytes_down"] + costs["bytes_up"]) / costs["clients"])
         note("grad_steps", costs["grad_steps"])
         note("seconds", costs["seconds"])
-    row = {key: interval(values) for key, values in cells.items()}
+    row = {"personal": interval([])} | {key: interval(values) for key, values in cells.items()}
+    beside_alone = 0
     if alone:
         gains = [gain for run in found for other in alone
                  if run.seed == other.seed and (gain := _gains(run, other, metric, lower))]
@@ -201,8 +257,9 @@ def _row(found: Sequence[Finished], metric: str, lower: bool, alone: Sequence[Fi
         if gains:
             mean = _by_client(gains, 1 + max(max(gain) for gain in gains))
             known = mean[np.isfinite(mean)]
-            row["worse_off"] = Interval(float((known < 0).mean()), None, None, len(gains))
-    return Row(found[0].label, found[0].rounds, len(found), row)
+            beside_alone = len(known)
+            row["worse_off"] = Interval(float((known < -ROUNDING).mean()), None, None, len(gains))
+    return Row(found[0].label, found[0].rounds, len(found), row, beside_alone)
 
 
 def _gains(run: Finished, alone: Finished, metric: str, lower: bool) -> dict[int, float]:
@@ -245,12 +302,3 @@ def missing_seeds(results: Results) -> dict[str, list[int]]:
             for label in results.plan.methods}
     return {label: gone for label, seeds in have.items()
             if (gone := [seed for seed in results.plan.seeds if seed not in seeds])}
-
-
-def histories(results: Results) -> dict[str, list[list[dict[str, Any]]]]:
-    """The rounds of all finished runs, by method."""
-    found: dict[str, list[list[dict[str, Any]]]] = {}
-    for run in results.plan.runs():
-        if any(done.label == run.label and done.seed == run.seed for done in results.finished):
-            found.setdefault(run.label, []).append(layout.read_metrics(run.place))
-    return found

@@ -21,6 +21,7 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 LEVEL = 1 - CONFIDENCE
+ROUNDING = 1e-9  # a gain of less is none: means of equal figures differ in their last bits
 ENOUGH_SEEDS = 5  # with fewer, a difference is called suggestive at most
 
 
@@ -34,11 +35,11 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The best method less another: paired over the seeds that both have."""
+    """By how much the best method is better than another, paired over seeds."""
 
     label: str
     against: str
-    interval: Interval
+    interval: Interval  # less than zero where the other has the better figure, and has failed more clients
     p: float | None  # two-sided; None with one seed
     p_holm: float | None  # corrected for all pairs of methods
     clients_p: float | None  # Wilcoxon's, over the clients' means over the seeds
@@ -103,25 +104,24 @@ def differences(
     by_client: Mapping[str, np.ndarray],
     *,
     lower_is_better: bool = False,
+    lost: Mapping[str, float] | None = None,
 ) -> list[Difference]:
     """The best method beside each of the others, the nearest first. `by_seed`: for each method the mean over
-    the clients with each seed; `by_client`: for each method the clients' means over the seeds."""
+    the clients with each seed, the same seeds for all; `by_client`: for each method the clients' means over
+    these seeds; `lost`: how many clients each method has failed, which counts before any figure."""
     sign = -1.0 if lower_is_better else 1.0
-    means = {label: interval(list(values.values())).mean for label, values in by_seed.items() if values}
-    if len(means) < 2:
+    seeds = [sorted(values) for values in by_seed.values()]
+    if len(by_seed) < 2 or not seeds[0] or any(each != seeds[0] for each in seeds):
         return []
-    order = sorted(means, key=lambda label: -sign * means[label])
-    p = {}
-    for a, b in itertools.combinations(order, 2):
-        shared = sorted(by_seed[a].keys() & by_seed[b].keys())
-        p[a, b] = paired_p([by_seed[a][s] for s in shared], [by_seed[b][s] for s in shared])
+    figures = {label: [values[seed] for seed in seeds[0]] for label, values in by_seed.items()}
+    order = sorted(figures, key=lambda label: ((lost or {}).get(label, 0.0), -sign * np.mean(figures[label])))
+    p = {(a, b): paired_p(figures[a], figures[b]) for a, b in itertools.combinations(order, 2)}
     corrected, best = holm(p), order[0]
     found = []
     for other in order[1:]:
-        shared = sorted(by_seed[best].keys() & by_seed[other].keys())
-        gaps = interval([by_seed[best][s] - by_seed[other][s] for s in shared])
+        gaps = interval([sign * (a - b) for a, b in zip(figures[best], figures[other], strict=True)])
         gains = sign * (by_client[best] - by_client[other])
         found.append(Difference(best, other, gaps, p[best, other], corrected[best, other],
                                 wilcoxon(by_client[best], by_client[other]),
-                                int((gains > 0).sum()), int((gains < 0).sum())))
+                                int((gains > ROUNDING).sum()), int((gains < -ROUNDING).sum())))
     return found

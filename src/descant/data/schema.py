@@ -155,14 +155,17 @@ class Schema:
             if found.count(name) > 1:
                 raise UsageError(f"{path} has the column {name!r} {found.count(name)} times: keep one")
         known = [*(column.name for column in self.columns), self.target]
+        needs_target = self.target in needed  # else somebody uses a model, and has no schema to correct
         extra = [name for name in found if name not in known]
         problems = [f"it has no column {name!r}{_hint(name, extra)}" for name in needed if name not in found]
         problems += [f"its column {name!r} is not in the schema{_hint(name, known)}" if name else
                      f"its column {found.index(name) + 1} has no name (if it is an index that pandas wrote, "
                      "write the file with index=False)" for name in extra]
         if problems:
+            where = ('the file or in [schema.columns], where a column to leave out is "ignore"'
+                     if needs_target else "the file, and leave other columns out")
             raise UsageError(f"{path} does not fit the schema: {'; '.join(problems)}. Correct the names in "
-                             'the file or in [schema.columns], where a column to leave out is "ignore"')
+                             f"{where}")
 
     def _samples(self, block: Block) -> np.ndarray:
         parts = [_one_hot(block, column.name, column.kind) if isinstance(column.kind, tuple)

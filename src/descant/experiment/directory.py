@@ -189,7 +189,8 @@ def truncate(out: Path, number: int) -> None:
             clients.unlink()
 
 
-def summary(history: list[dict[str, Any]], best_round: int | None, setup: Setup) -> dict[str, Any]:
+def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tuple[float, ...] | None,
+            setup: Setup) -> dict[str, Any]:
     """The figures of the last round and of the validation-best one, and what the run cost."""
     evaluated = {row["round"]: row for row in history if "personal" in row}
 
@@ -207,6 +208,7 @@ def summary(history: list[dict[str, Any]], best_round: int | None, setup: Setup)
         "backend": setup.train.backend,
         "last": figures(max(evaluated, default=None)),
         "best": figures(best_round),
+        "selected_by": None if best_key is None else list(best_key),
         **totals,
         "seconds": round(sum(row["seconds"] + row.get("eval_seconds", 0.0) for row in history), 3),
     }

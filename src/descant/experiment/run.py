@@ -156,7 +156,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The last round and the validation-best round, and what the run cost."""
-        return layout.summary(self.history, self.best_round, self.setup)
+        return layout.summary(self.history, self.best_round, self.best_key, self.setup)
 
     def snapshot(self, which: Which = "best") -> Snapshot:
         """The state after the last round, or after the validation-best one (the last without any)."""

@@ -223,7 +223,7 @@ def load_run(place: Path) -> Run:
     if not place.is_dir():
         raise UsageError(f"there is no directory {place}: name that of a run")
     if (place / "comparison.json").exists():
-        inner = sorted(path.parent for path in place.glob("*/*/config.toml"))
+        inner = sorted(path.parent for path in place.glob("runs/*/*/config.toml"))
         such = f", such as {inner[0]}" if inner else ""
         raise UsageError(f"{place} is a comparison: name one of its runs{such}")
     if (place / "federation.json").exists() and not (place / "config.toml").exists():

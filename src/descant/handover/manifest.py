@@ -138,6 +138,8 @@ class Manifest:
         for name in (own["dtype"], own["input"].dtype):
             if not isinstance(getattr(torch, str(name), None), torch.dtype):
                 raise ValueError(f"{name!r:.40} is no type of numbers")
+        if not getattr(torch, own["dtype"]).is_floating_point:
+            raise ValueError(f"a model of {own['dtype']} is none")
         own["classes"] = None if own["classes"] is None else tuple(map(str, own["classes"]))
         own["notes"] = tuple(map(str, own["notes"]))
         own["schema"] = None if own["schema"] is None else Schema.from_json(json.dumps(own["schema"]))
@@ -205,7 +207,8 @@ def read_tensors(place: Path, manifest: Manifest) -> dict[str, Tensor]:
         raise DescantError(f"{path} is missing: export the model again, or restore it from a copy") from None
     except OSError as error:
         raise DescantError(f"cannot read {path}: {error.strerror or error}") from None
-    known = manifest.files.get(TENSORS, {}).get("sha256")
+    about = manifest.files.get(TENSORS)
+    known = about.get("sha256") if isinstance(about, Mapping) else None
     if hashlib.sha256(data).hexdigest() != known:
         raise DescantError(f"{path} is not the file that {path.with_name(ABOUT)} describes (its hash is "
                            "another): it is damaged, or of another model; export the model again")

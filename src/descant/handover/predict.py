@@ -68,8 +68,15 @@ class Predictions(NamedTuple):
         """How good they are, where the targets are known."""
         if self.y is None:
             return {}
+        try:
+            return self._figures(self.y)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise UsageError(f"the targets y of shape {tuple(self.y.shape)} do not fit the model's outputs "
+                             f"of shape {tuple(self.outputs.shape)}: correct them, or leave y out") from error
+
+    def _figures(self, y: Tensor) -> dict[str, float]:
         found: dict[str, float] = {}
-        outputs, y, rows = self.outputs, self.y, torch.tensor(float(len(self.y)), dtype=torch.float64)
+        outputs, rows = self.outputs, torch.tensor(float(len(y)), dtype=torch.float64)
         if self.manifest.loss in LOSSES:
             found["loss"] = float(LOSSES[self.manifest.loss](outputs, y).double().mean())
         if self.manifest.classes is not None:
