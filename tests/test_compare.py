@@ -558,7 +558,7 @@ def test_a_run_without_its_config_fails_alone(tables: dict[str, Any], tmp_path: 
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto", baselines=False)
     done(plan, seen)
     (plan.runs(["ditto"])[0].place / "config.toml").unlink()
-    [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
+    [(_, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
     assert "not empty" in why
     found = results.read(plan)
     assert [row.label for row in found.rows] == ["fedavg"]

@@ -429,7 +429,7 @@ def test_a_client_shows_what_it_sends_and_ends_with_its_model(home, monkeypatch)
     assert (home / "descant-north" / "model.safetensors").exists()
     scope: dict[str, Any] = {}
     exec(_blocks("python")[0], scope)  # what the document says of the model
-    assert scope["network"].head.out_features == 10
+    assert scope["network"].network.head.out_features == 10
     again, _, stayed = take_part(monkeypatch, home, "--stay")
     assert not stayed
     assert "a model is there from before" in again.out

@@ -424,7 +424,8 @@ def test_damaged_models_are_refused(kept: Path, tmp_path: Path) -> None:
     for change, message in (({"format": 99}, "its format is 99"), ({"round": "three"}, "round is 'three'"),
                             ({"dtype": "float33"}, "no type of numbers"),
                             ({"dtype": "int32"}, "a model of int32 is none"),
-                            ({"files": {"model.safetensors": 3}}, "its hash is another"), ({"schema": {}}, "not a schema"),
+                            ({"files": {"model.safetensors": 3}}, "its hash is another"),
+                            ({"schema": {}}, "not a schema"),
                             ({"preprocess": {"fill": "x"}}, "preprocess.fill")):
         (one / "model.json").write_text(json.dumps(about | change))
         refused(message)

@@ -164,7 +164,7 @@ def _chosen(plan: Plan, of: Mapping[str, Sequence[Finished]]) -> dict[str, str]:
         scores = {label: _validation([run.summary for run in of[label] if run.seed in shared or not shared])
                   for label in members}
         if max(scores.values()) > NONE:  # without validation data, all members are methods like others
-            chosen[family] = max(scores, key=lambda label: scores[label])  # noqa: B023 - called at once
+            chosen[family] = max(scores, key=lambda label: scores[label])
     return chosen
 
 
