@@ -1,6 +1,6 @@
 """What comparing costs beside the runs themselves: overhead, two jobs in place of one, the report.
 
-    python benchmarks/compare.py            # some minutes; needs Chromium for how long the page takes to load
+    python benchmarks/compare.py [TURNS]    # five minutes a turn; needs Chromium for how long the page takes
 
 Runs are small (digits, a dense network), so that what is not training shows. The bare runs are made
 one after another in one process, without any comparison around them. Figures are printed, nothing is kept.
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from descant.comparison import page
 from descant.comparison import plan as planning
+from descant.experiment import directory as layout
 from descant.experiment.config import read_toml
 from descant.report.page import render
 
@@ -65,9 +66,9 @@ def compare(file: Path, out: Path, jobs: int) -> float:
 
 def costs(place: Path) -> None:
     file = place / "experiment.toml"
-    file.write_text(EXPERIMENT.format(rounds=60, steps=20, every=10))
+    file.write_text(EXPERIMENT.format(rounds=250, steps=20, every=25))
     taken: dict[str, list[float]] = {"bare": [], "one": [], "two": []}
-    for turn in range(3):  # in turns, so that noise hits all alike
+    for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else 3):  # in turns: noise hits all alike
         taken["one"].append(compare(file, place / f"one-{turn}", 1))
         taken["two"].append(compare(file, place / f"two-{turn}", 2))
         taken["bare"].append(seconds(sys.executable, "-c", BARE, str(place / f"one-{turn}"),
@@ -90,6 +91,8 @@ def report(place: Path) -> None:
     planning.make(read_toml(file), out, range(5), algorithms=MANY, match="rounds", baselines=False)
     for run in planning.read(out).runs(seeds=[1, 2, 3, 4]):
         shutil.copytree(run.place.parent / "seed-0", run.place)
+        config = layout.config(run.place)
+        layout.write_config(run.place, config | {"train": config["train"] | {"seed": run.seed}})
     start = time.perf_counter()
     html = render(page.page_data(out))
     print(f"report of 10 methods x 5 seeds x 200 rounds x 100 clients: {time.perf_counter() - start:.1f} s, "
@@ -118,5 +121,5 @@ def loads(path: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        for part in (report, costs):
+        for part in (costs, report):
             part(Path(directory))

@@ -344,7 +344,8 @@ def _picture(federation: Federation) -> dict[str, Any]:
     """What a report shows of the federation, so that it needs no data."""
     measured = measure(federation)
     return {
-        "facts": facts(federation, measured) | {"notes": "; ".join(federation.notes) or "none"},
+        "facts": facts(federation, measured) | (
+            {"notes": "; ".join(federation.notes)} if federation.notes else {}),
         "names": list(federation.names),
         "unseen": federation.unseen,
         "sizes": {split: federation.split(split).sizes.tolist() for split in SPLITS},

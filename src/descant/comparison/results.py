@@ -25,6 +25,8 @@ from descant.errors import DescantError, UsageError, unknown
 from descant.files import write_atomic
 
 WORST = 10  # a decile
+FIRST = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen",
+         "bytes_per_client", "grad_steps", "seconds")  # of the columns of results.csv
 NONE = (float("-inf"),)  # the validation figures of a run without validation data
 
 
@@ -279,7 +281,8 @@ def _worst(values: Mapping[int, float], lower: bool) -> float:
 
 def write_csv(results: Results, path: Path) -> None:
     """One row for each method: every figure with the ends of its interval."""
-    keys = list(dict.fromkeys(key for row in results.rows for key in row.figures))
+    there = dict.fromkeys(key for row in results.rows for key in row.figures)
+    keys = [*(key for key in FIRST if key in there), *(key for key in there if key not in FIRST)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["method", "algorithm", "seeds", "rounds", "metric",
