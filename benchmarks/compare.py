@@ -1,9 +1,10 @@
 """What comparing costs beside the runs themselves: overhead, two jobs in place of one, the report.
 
-    python benchmarks/compare.py [TURNS]    # five minutes a turn; needs Chromium for how long the page takes
+    python benchmarks/compare.py [TURNS]    # ten minutes a turn; needs Chromium for how long the page takes
 
-Runs are small (digits, a dense network), so that what is not training shows. The bare runs are made
-one after another in one process, without any comparison around them. Figures are printed, nothing is kept.
+Runs are small (digits, a dense network; 20 s each), so that what is not training shows. The bare runs are
+made one after another without any comparison around them: by `descant run`, and all in one process, which
+starts Python and torch only once. Figures are printed, nothing is kept.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import tomli_w
 
 from descant.comparison import page
 from descant.comparison import plan as planning
@@ -64,18 +67,31 @@ def compare(file: Path, out: Path, jobs: int) -> float:
                    "0,1", "--no-baselines", "--jobs", str(jobs), "--out", str(out))
 
 
+def by_command(compared: Path, out: Path) -> float:
+    """The runs of a comparison by commands of their own."""
+    out.mkdir()
+    taken = 0.0
+    for k, run in enumerate(planning.read(compared).runs()):
+        file = out / f"{k}.toml"
+        file.write_text(tomli_w.dumps(run.tables))
+        taken += seconds(sys.executable, "-m", "descant", "run", str(file), "--out", str(out / str(k)))
+    return taken
+
+
 def costs(place: Path) -> None:
     file = place / "experiment.toml"
-    file.write_text(EXPERIMENT.format(rounds=250, steps=20, every=25))
-    taken: dict[str, list[float]] = {"bare": [], "one": [], "two": []}
+    file.write_text(EXPERIMENT.format(rounds=500, steps=20, every=50))
+    taken: dict[str, list[float]] = {"runs": [], "in one process": [], "one": [], "two": []}
     for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else 3):  # in turns: noise hits all alike
         taken["one"].append(compare(file, place / f"one-{turn}", 1))
         taken["two"].append(compare(file, place / f"two-{turn}", 2))
-        taken["bare"].append(seconds(sys.executable, "-c", BARE, str(place / f"one-{turn}"),
-                                     str(place / f"bare-{turn}")))
+        taken["in one process"].append(seconds(sys.executable, "-c", BARE, str(place / f"one-{turn}"),
+                                               str(place / f"bare-{turn}")))
+        taken["runs"].append(by_command(place / f"one-{turn}", place / f"runs-{turn}"))
         print({name: [round(each, 1) for each in values] for name, values in taken.items()}, flush=True)
-    bare, one, two = (min(taken[name]) for name in ("bare", "one", "two"))
-    print(f"bare runs {bare:.1f} s, --jobs 1 {one:.1f} s: overhead {100 * (one / bare - 1):.1f} %")
+    runs, together, one, two = (min(values) for values in taken.values())
+    for name, bare in (("descant run, for each", runs), ("the same in one process", together)):
+        print(f"{name}: {bare:.1f} s, --jobs 1 {one:.1f} s: overhead {100 * (one / bare - 1):.1f} %")
     print(f"--jobs 2 {two:.1f} s: efficiency {one / two:.2f} on two cores")
 
 
