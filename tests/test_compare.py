@@ -336,6 +336,10 @@ def test_methods_and_seeds_are_added_and_a_changed_one_is_refused(tables: dict[s
     assert (list(plan.methods), labels, plan.seeds) == (["pfedme", "ditto"], ["ditto"], [0, 2])
     assert plan.methods["ditto"].rounds == 6
     assert plan.commands == ["descant compare"]
+    bare = {name: table for name, table in tables.items() if name not in ("algorithm", "algorithms")}
+    made(bare, tmp_path / "bare", [0], algorithms="fedavg", baselines=False)
+    plan, _ = made(bare, tmp_path / "bare", [0], algorithms="ditto", baselines=False)
+    assert {label: method.rounds for label, method in plan.methods.items()} == {"fedavg": 4, "ditto": 2}
     with pytest.raises(UsageError, match=r"'ditto' with another setting \(lam: 1.0 became 2.0\): give one"):
         made(tables, out, [0], algorithms="ditto:lam=2.0")
 
@@ -503,10 +507,15 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
     data = page.page_data(plan.out)
     assert next(row for row in data["table"] if row["label"] == best)["cells"]["personal"]["text"] == "-"
     draw_comparison(data, tmp_path / "picture.png")
+    left, right = (label for label in plan.methods if label != best)
+    spoil(left, range(3))
+    spoil(right, range(3, 6))  # every client has been failed by one of the two
+    found = results.read(plan)
+    assert (found.level, found.differences) == (None, [])
     for label in plan.methods:
         spoil(label, range(6))
     assert words.answer(results.read(plan)) == [
-        "No method has a finite test loss with any client: there is nothing to compare."]
+        "No client has a finite test loss with all methods: nothing can be compared."]
 
 
 def test_a_run_that_was_extended_is_told(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:

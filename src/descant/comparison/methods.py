@@ -62,10 +62,10 @@ def contenders(tables: Mapping[str, Any], listed: str | None, train: Train, *, b
     return found
 
 
-def reference(tables: Mapping[str, Any], found: Sequence[Contender]) -> Algorithm:
-    """The method whose rounds are those of [train]: that of [algorithm], or the first of the list."""
+def reference(tables: Mapping[str, Any], first: Algorithm) -> Algorithm:
+    """The method whose rounds are those of [train]: that of [algorithm], or else the first of the list."""
     if "algorithm" not in tables:
-        return found[0].algorithm
+        return first
     return parse_algorithm({key: value for key, value in tables["algorithm"].items() if key != "grid"})
 
 

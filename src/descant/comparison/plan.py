@@ -254,7 +254,9 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     before = read(out) if (out / "comparison.json").exists() else None
     if before is None:
         layout.require_free(out)
-    base = dataclasses.replace(probe, algorithm=reference(tables, found), eval=dataclasses.replace(
+    # methods that are added later have the budget of the first
+    first = found[0].algorithm if before is None else parse_algorithm(before.experiment["algorithm"])
+    base = dataclasses.replace(probe, algorithm=reference(tables, first), eval=dataclasses.replace(
         probe.eval, metrics=_metrics(before, probe.eval.metrics)))
     setup = runs.Setup.of(base)
     known = {} if before is None else dict(before.methods)

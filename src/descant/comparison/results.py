@@ -116,7 +116,7 @@ def read(plan: Plan, metric: str | None = None) -> Results:
     # a client that one method has failed is compared with nobody's
     common = {seed: set.intersection(*({*each[seed]} for each in values.values())) for seed in seeds}
     by_seed = {label: {seed: _mean({client: found[client] for client in common[seed]})
-                       for seed, found in each.items()} for label, each in values.items()}
+                       for seed, found in each.items() if common[seed]} for label, each in values.items()}
     lost = {label: float(np.mean([run.lost for run in of[label] if run.seed in seeds])) for label in values}
     everyone = 1 + max((int(run.columns["client"].max()) for run in finished), default=-1)
     clients = {label: _by_client([run.values(metric) for run in found
@@ -124,7 +124,7 @@ def read(plan: Plan, metric: str | None = None) -> Results:
                for label, found in of.items()}
     differences = statistics.differences(by_seed, clients, lower_is_better=lower, lost=lost)
     best = differences[0].label if differences else next(iter(values), None)
-    level = None if best is None else interval(list(by_seed[best].values()))
+    level = None if best is None or not by_seed[best] else interval(list(by_seed[best].values()))
     rows = [_row(found, metric, lower, alone) for found in of.values()]
     return Results(plan, metric, lower, finished, rows, reference, chosen, level, differences, left_out, lost,
                    plan.failures(), clients)
@@ -190,7 +190,9 @@ def _compared(plan: Plan, of: Mapping[str, Sequence[Finished]], chosen: Mapping[
     method that has few of the seeds would leave few for all: it is left out until it has more."""
     left_out = {label: "another of its grid is better on validation data" for label in of
                 if _is_beaten(plan, label, chosen)}
-    left_out |= {label: f"no client has a finite {metric.replace('_', ' ')}" for label, found in of.items()
+    name = metric.replace("_", " ")
+    left_out |= {label: f"no client has a finite {name}" if all(metric in run.columns for run in found) else
+                 f"its {name} has not been measured yet" for label, found in of.items()
                  if label not in left_out and not all(run.values(metric) for run in found)}
     seeds = {label: {run.seed for run in found} for label, found in of.items() if label not in left_out}
     while seeds:

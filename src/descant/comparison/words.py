@@ -18,7 +18,7 @@ def answer(results: Results) -> list[str]:
     if not results.rows:
         return ["No run has finished yet."]
     if results.level is None:
-        return [f"No method has a finite test {_name(results)} with any client: there is nothing to compare."]
+        return [f"No client has a finite test {_name(results)} with all methods: nothing can be compared."]
     if results.best is None:
         [only] = [row.label for row in results.rows if row.label not in results.left_out]
         return [f"{only} has {_level(results)}: there is no other method to compare it with"
