@@ -38,7 +38,7 @@ def notes(results: Results) -> list[str]:
     found += [f"Of the grid of {family}, {label} is best on validation data: it is the one that is compared "
               "with the other methods." for family, label in results.chosen.items()]
     found += [f"{label} is left out of the comparison: {why}." for label, why in results.left_out.items()
-              if label in results.plan.methods and methods[label].grid is None]
+              if methods[label].grid is None]
     found += [f"{label} gives {count:g} of its clients a model without a finite loss, on average over the "
               "seeds: that counts before any other figure." for label, count in results.lost.items() if count]
     found += [f"{run.label}, seed {run.seed}, has {run.rounds} rounds in place of "
