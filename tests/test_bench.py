@@ -1,15 +1,15 @@
-"""The benchmark: that all sides do the same work, that it says so when they do not, and what it writes.
-
-The last test is the regression check on speed: a ratio with a wide margin, not a time.
-"""
+"""The benchmark: that all sides do the same work, that it says so when they do not, and what it writes."""
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
@@ -21,9 +21,8 @@ from descant.bench.contest import FLOOR, LEAN, First, compete, require_equal_wor
 from descant.bench.engine import Engine
 from descant.bench.lean import Lean
 from descant.bench.products import Layer, Shapes, Share
-from descant.bench.results import targets
+from descant.bench.table import show_summary
 from descant.cli import app
-from descant.engine.backend import one_thread
 from descant.errors import DescantError, UsageError
 from descant.models import DNN
 
@@ -173,12 +172,15 @@ def test_the_plan():
                      ("dnn", "pfedme"), ("cnn2", "fedavg")]
 
 
-def test_targets():
-    side = {"times_as_fast_as_lean_loop": 4.5, "times_the_floor": 2.5, "evaluation_share_of_round": 0.1}
-    cases = [{"method": method, "model": "mclr", "sides": {"auto": side}} for method in ("fedavg", "mh")]
-    assert [(t["what"], t["met"]) for t in targets(cases)] == [
-        ("times as fast as the lean loop", True), ("times the floor", False),
-        ("evaluation, share of a round", True)]
+def test_the_summary_has_a_line_for_each_case_as_it_comes():
+    side = {"times_as_fast_as_lean_loop": 4.5, "times_the_floor": 2.5}
+    cases = [{"method": "fedavg", "model": "mclr", "sides": {"auto": side}},
+             {"method": "mh", "model": "dnn", "sides": {"loop": side}}]
+    console = Console(file=io.StringIO(), width=80)
+    show_summary(console, cases)
+    text = console.file.getvalue()
+    assert re.search(r"fedavg +mclr +4\.50 +2\.50", text)
+    assert "dnn" not in text
 
 
 @pytest.mark.slow
@@ -207,16 +209,3 @@ def test_the_command(tmp_path: Path, monkeypatch):
         "clients": [10, 12], "cohort": [10, 12], "parameters": [805, 1600]}
     assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert "fedavg on mclr" in result.output
-
-
-def test_vectorised_is_at_least_twice_as_fast_as_the_lean_loop():
-    """On mclr, both in this process with one thread, in turns, the best of some counts. (On a quiet machine
-    it is four times as fast.)"""
-    case = Case("fedavg", "mclr", random_federation(20, 525, 1), evaluated=0)
-    with one_thread():
-        sides = {"lean": Lean(case), "vectorised": Engine(case, "vectorised")}
-        seconds = {name: [] for name in sides}
-        for _ in range(7):
-            for name, side in sides.items():
-                seconds[name].append(side.round().seconds)
-    assert min(seconds["lean"]) >= 2 * min(seconds["vectorised"]), seconds

@@ -20,7 +20,7 @@ from descant.bench.case import CLIENTS, COHORT, EPOCH, METHODS, MODELS, Case, fa
 from descant.bench.contest import compete
 from descant.bench.floor import Floor
 from descant.bench.picture import draw
-from descant.bench.table import show_case, show_growth, show_targets
+from descant.bench.table import show_case, show_growth, show_summary
 from descant.engine.backend import one_thread
 from descant.engine.settings import Train
 from descant.errors import UsageError, unknown
@@ -83,9 +83,7 @@ def bench(console: Console, *, quick: bool, out: Path, methods: str | None, mode
                     point.case, growth.BACKENDS, growth.REPETITIONS,
                     floor if point.curve == "parameters" else None, told))})
     show_growth(console, found["growth"])
-    found["targets"] = results.targets(found["cases"])
-    if found["targets"] and machine["cores"] == results.TARGET_CORES:
-        show_targets(console, found["targets"])
+    show_summary(console, found["cases"])
     write_atomic(out / "bench.json", json.dumps(found, indent=1).encode())
     write_atomic(out / "bench.png", draw(found))
     for name in ("bench.json", "bench.png"):

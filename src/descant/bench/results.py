@@ -14,13 +14,6 @@ from descant._version import __version__
 from descant.bench.case import BATCH
 from descant.bench.contest import Outcome
 
-# On two cores, for what a user gets without asking (backend "auto"): how many times as fast as the lean loop
-# at least, how many times the floor at most, and the share of a round that an evaluation may take
-SPEED = {"mclr": 4.0, "dnn": 2.2, "cnn2": 1.8}
-ABOVE_FLOOR = 2.0
-EVALUATION = {"mclr": 0.15, "dnn": 0.15}
-TARGET_METHODS, TARGET_CORES = ("fedavg", "pfedme"), 2
-
 
 def cores() -> int:
     """How many cores this process may use: of a shared machine not always all."""
@@ -75,26 +68,3 @@ def _side(outcome: Outcome, name: str) -> dict[str, Any]:
                   "evaluation_ms_all": [1e3 * seconds for seconds in figures.evaluation],
                   "evaluation_share_of_round": outcome.evaluation_share(name)}
     return found | {"peak_memory_bytes": figures.memory}
-
-
-def targets(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was to be reached, and whether it was."""
-    found = []
-    for case in cases:
-        model, side = case["model"], case["sides"].get("auto")
-        if case["method"] not in TARGET_METHODS or side is None:
-            continue
-        where = {"method": case["method"], "model": model}
-        if model in SPEED:
-            ratio = side["times_as_fast_as_lean_loop"]
-            found.append({**where, "what": "times as fast as the lean loop", "at_least": SPEED[model],
-                          "found": ratio, "met": ratio >= SPEED[model]})
-            above = side["times_the_floor"]
-            found.append({**where, "what": "times the floor", "at_most": ABOVE_FLOOR, "found": above,
-                          "met": above <= ABOVE_FLOOR})
-        if model in EVALUATION:
-            share = side["evaluation_share_of_round"]
-            found.append({**where, "what": "evaluation, share of a round", "at_most": EVALUATION[model],
-                          "found": share, "met": share <= EVALUATION[model]})
-    return found
-

@@ -56,18 +56,20 @@ def show_growth(console: Console, growth: dict[str, list[dict[str, Any]]]) -> No
         console.print()
 
 
-def show_targets(console: Console, targets: list[dict[str, Any]]) -> None:
-    """What was to be reached on two cores."""
-    table = _table('targets on two cores, for backend "auto"')
-    for heading in ("method", "model", "what"):
+def show_summary(console: Console, cases: list[dict[str, Any]]) -> None:
+    """What a user gets without asking, in a line for each case."""
+    found = [case for case in cases if "auto" in case["sides"]]
+    if not found:
+        return
+    table = _table('in short: descant as it comes (backend "auto")')
+    for heading in ("method", "model"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("found", "target"):
+    for heading in ("times as fast\nas lean loop", "times the\nfloor"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("met")
-    for target in targets:
-        limit = f"≥ {target['at_least']:g}" if "at_least" in target else f"≤ {target['at_most']:g}"
-        table.add_row(target["method"], target["model"], target["what"], f"{target['found']:.2f}", limit,
-                      "yes" if target["met"] else "NO")
+    for case in found:
+        side = case["sides"]["auto"]
+        table.add_row(case["method"], case["model"], f"{side['times_as_fast_as_lean_loop']:.2f}",
+                      _ratio(side["times_the_floor"]))
     console.print(table)
     console.print()
 
