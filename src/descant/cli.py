@@ -72,10 +72,11 @@ def descant(
     """Personalized federated learning: clients learn together, and each gets a model of its own.
 
     \b
-    Start with the demo, which takes some seconds:
-      descant run
+    Start with an example, twelve hospitals with made-up patients:
+      descant example hospitals
+      descant run hospitals/experiment.toml
     Compare methods, and look at the result:
-      descant compare experiment.toml --algorithms fedavg,ditto,pfedme --out results/mine
+      descant compare hospitals/experiment.toml --algorithms fedavg,ditto,pfedme --out results/mine
     See what else there is:
       descant list algorithms
       descant show pfedme
@@ -85,6 +86,28 @@ def descant(
     Run it for real, with the data of each client on its own machine:
       descant certificates, descant server, descant client
     """
+
+
+@app.command()
+def example(
+    directory: Annotated[Path, typer.Argument(
+        metavar="DIR", help="A new directory.")] = Path("hospitals"),
+) -> None:
+    """Write an example to begin with: an experiment, and the tables of twelve hospitals.
+
+    The patients are made up. Beside experiment.toml and data/ there are two files that no training sees:
+    new.csv, patients to predict, and west.csv, the patients of a hospital that comes later.
+
+    \b
+    Examples:
+      descant example hospitals
+      descant run hospitals/experiment.toml
+    """
+    with failures_told("stopped; the example is not complete"):
+        from descant.data.hospitals import write_example
+
+        write_example(directory)
+        make_console().print(f"{directory / 'experiment.toml'}", soft_wrap=True)
 
 
 @app.command()
