@@ -21,8 +21,8 @@ def test_the_example_is_an_experiment_with_its_data(tmp_path):
     assert federation.names == tuple(sorted(HOSPITALS))
     assert len(federation.x) == sum(HOSPITALS.values())
     assert federation.classes == 2
-    new = list(csv.reader((place / "new.csv").open(encoding="utf-8")))
-    west = list(csv.reader((place / "west.csv").open(encoding="utf-8")))
+    new, west = (list(csv.reader((place / name).read_text(encoding="utf-8").splitlines()))
+                 for name in ("new.csv", "west.csv"))
     assert len(new) == 1 + NEW_PATIENTS
     assert [*new[0], "disease"] == west[0]
 
