@@ -97,6 +97,8 @@ def check(family: Energy, theta: Tensor) -> None:
         # off the centre, where the gradient of any prior may vanish
         thetas = centre + torch.from_numpy(rng.standard_normal((2, len(theta)))).to(theta.dtype)
         energy = family.energy(thetas[0], gamma)
+    except UsageError:  # which says by itself what is wrong: there is no such prior, or it is not allowed
+        raise
     except Exception as error:
         raise UsageError(f"{who} fails near the initial model with {type(error).__name__}: "
                          f"{_first_line(error)}") from error

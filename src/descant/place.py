@@ -84,9 +84,8 @@ def _places(value: Any, field: str) -> Iterator[tuple[str, str]]:
 
 
 def require_permitted(tables: Mapping[str, Any], permit: Permit, where: str = "") -> None:
-    """Refuse an experiment that needs code which is not permitted, before any of it is made. Its metrics are
-    not needed to train or to predict: they are refused where they are imported."""
-    for field, place in named_in({name: table for name, table in tables.items() if name != "eval"}):
+    """Refuse sections that name code which is not permitted, before anything is made of them."""
+    for field, place in named_in(tables):
         if not permit.covers(place):
             raise refusal(place, f"{where}{field}")
 
