@@ -21,6 +21,7 @@ from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment, read_toml
+from descant.permit import ran
 from descant.report.comparison import draw_comparison, show_comparison
 from descant.solve import SGD
 
@@ -109,7 +110,7 @@ def done(plan: planning.Plan, seen: Seen, labels: list[str] | None = None, seeds
 
 def made(tables: dict[str, Any], out: Path, seeds: Any, **options: Any) -> tuple[planning.Plan, list[str]]:
     with planning.held(out):
-        return planning.make(tables, out, seeds, **options)
+        return planning.make(tables, out, seeds, **{"permit": ran()} | options)
 
 
 # -- the list of methods -------------------------------------------------------------------------------
@@ -604,7 +605,10 @@ surprise.lower_is_better = True
     seen.done.clear()
     found = done(plan, seen)
     assert seen.done == ["fedavg, seed 0", "localtrain, seed 0"]  # measured again, not trained
-    plan, _ = made(tables, tmp_path / "out", [0, 1], algorithms="fedavg", baselines=False)  # it stays
+    with pytest.raises(UsageError, match="add --allow my_metrics"):  # the directory alone cannot ask for it
+        made(tables, tmp_path / "out", [0, 1], algorithms="fedavg", baselines=False)
+    plan, _ = made(tables, tmp_path / "out", [0, 1], algorithms="fedavg", baselines=False,
+                   permit=ran(["my_metrics"]))  # it stays
     assert plan.experiment["eval"]["metrics"] == ["my_metrics:top_two", "my_metrics:surprise"]
     assert {run.summary["rounds"] for run in found.finished} == {12}
     for row in found.rows:
@@ -615,7 +619,8 @@ surprise.lower_is_better = True
     assert titles["top two"].endswith("share of the rows whose class is among the two most probable")
     (tmp_path / "others.py").write_text("def surprise(outputs, y): return 0.0")
     with pytest.raises(UsageError, match="another metric is called 'surprise' too"):
-        made(tables | {"eval": tables["eval"] | {"metrics": ["others:surprise"]}}, tmp_path / "out", [0])
+        made(tables | {"eval": tables["eval"] | {"metrics": ["others:surprise"]}}, tmp_path / "out", [0],
+             permit=ran(["my_metrics"]))
     with pytest.raises(UsageError, match="my_metrics"):
         made(tables | {"eval": {"metrics": ["my_metrics:top_tow"]}}, tmp_path / "new", [0])
     assert not (tmp_path / "new").exists()

@@ -232,7 +232,8 @@ def test_places_that_are_none(place: Any, why: str) -> None:
     ("no_such_module:robust", "no_such_module:robust: there is no module 'no_such_module'"),
     ("own_prior:robst", "name in module own_prior 'robst': did you mean 'robust'"),
     ("own_prior:__doc__", "must be a function R.theta, gamma. or an Energy, not"),
-    ("collections:OrderedDict", "must be a function R.theta, gamma. or an Energy, not <class"),
+    ("helpers:Engine", "must be a function R.theta, gamma. or an Energy, not <class"),
+    ("collections:OrderedDict", "collections is a module of Python itself"),
 ])
 def test_places_where_no_prior_is(place: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))

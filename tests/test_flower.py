@@ -27,6 +27,7 @@ from descant.errors import DescantError, UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
+from descant.permit import ran
 from descant.tree import leaves, take
 from descant.vector import Model
 from helpers import assert_same
@@ -56,7 +57,7 @@ def experiment(method: str, **changes: Any) -> Experiment:
     }
     for name, fields in changes.items():
         tables[name] = tables[name] | fields
-    return Experiment.parse(tables)
+    return Experiment.parse(tables, ran())
 
 
 def simulated(wanted: Experiment) -> runs.Run:
@@ -112,7 +113,7 @@ def test_nodes_give_what_the_simulator_gives(method: str, cohort: int | str, tmp
 def test_running_statistics_travel_too(method: str, tmp_path: Path) -> None:
     place = "flower_helpers:batchnorm"
     wanted = experiment(method, model={"name": place})
-    grid = flower.Grid(flower.make_nodes(DATA, tmp_path, allowed=[place]))
+    grid = flower.Grid(flower.make_nodes(DATA, tmp_path, allow=["flower_helpers"]))
     assert_same_run(flower.federate(wanted, grid, tmp_path / "server", alone=False), simulated(wanted), 1e-10)
 
 
@@ -591,9 +592,12 @@ def test_code_of_ones_own_is_run_only_if_both_sides_name_it(tmp_path: Path) -> N
                     {"algorithm": {"name": "pfedbred", "family": {"name": "generator", "generator": place}}}):
         tables = tables_of(experiment("fedavg")) | changes
         for allowed in ([], ["flower_helpers:other"]):
-            with pytest.raises(UsageError, match=f"start the client with --allow {place}"):
+            with pytest.raises(UsageError, match=r"the server's experiment: .*add --allow flower_helpers to"):
                 read_experiment(tables, allowed)
-    read_experiment(tables_of(experiment("fedavg", model={"name": place})), [place])
+    for allowed in ([place], ["flower_helpers"]):
+        read_experiment(tables_of(experiment("fedavg", model={"name": place})), allowed)
+    with pytest.raises(UsageError, match="a module of Python itself"):
+        read_experiment(tables_of(experiment("fedavg")) | {"model": {"name": "os:system", "command": "true"}})
 
 
 def test_a_client_can_insist_on_an_experiment(tmp_path: Path) -> None:

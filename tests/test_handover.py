@@ -36,6 +36,7 @@ from descant.handover.manifest import read_manifest, save_model
 from descant.handover.network import OnRows
 from descant.handover.personalize import wilson
 from descant.models import DNN
+from descant.permit import ran
 from descant.task import inputs
 from helpers import batchnorm_net, quadratics, ragged
 
@@ -83,7 +84,7 @@ def run_on(folder: Path, out: Path | None, algorithm: dict[str, Any] | None = No
         "algorithm": algorithm or {"name": "ditto"},
         "train": {"rounds": 3, "backend": "loop", "local": {"steps": 3}, "batch": 8,
                   **sections.get("train", {})},
-        "eval": {"every": 1}})
+        "eval": {"every": 1}}, ran())
     return runs.start(Setup.of(experiment), out)
 
 
@@ -155,7 +156,7 @@ def test_a_module_by_its_place_is_made_again(tmp_path: Path) -> None:
     place = export_model(run, 1, tmp_path / "models")
     x = run.setup.federation.x[:5]
     torch.randn(3)  # whatever was drawn meanwhile
-    assert torch.equal(load_model(place)(x), run.personal_model(1)(x))
+    assert torch.equal(load_model(place, allow=[__name__])(x), run.personal_model(1)(x))
 
 
 def test_a_module_that_cannot_be_made_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from descant.models import (
 from descant.models.alexnet import alexnet
 from descant.models.lstm import Recurrence
 from descant.models.resnet import resnet
+from descant.permit import ran
 from descant.pool import Federation
 from descant.solve import SGD
 from descant.task import Batch, ModuleTask
@@ -365,7 +366,7 @@ NETS = "own_package_of_a_test.nets"
 @pytest.mark.usefixtures("own")
 def test_a_model_of_the_users() -> None:
     fed = ragged(shape=(5,))
-    spec = ModelSpec.parse({"name": f"{NETS}:Net", "width": 4, "loss": "cross_entropy"})
+    spec = ModelSpec.parse({"name": f"{NETS}:Net", "width": 4, "loss": "cross_entropy"}, allow=ran())
     assert spec.dump() == {"name": f"{NETS}:Net", "width": 4, "loss": "cross_entropy"}
     assert ModelSpec.parse(tomllib.loads(tomli_w.dumps(spec.dump()))) == spec
     task = spec.task(fed, torch.float64, seed=1)
@@ -408,7 +409,7 @@ def test_a_users_function_gets_what_it_takes() -> None:
 ])
 def test_faults_of_a_users_model_are_told(table: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ModelSpec.parse(table).task(ragged(shape=(5,)), torch.float32, 0)
+        ModelSpec.parse(table, allow=ran()).task(ragged(shape=(5,)), torch.float32, 0)
 
 
 def test_an_own_model_is_compared_by_its_table() -> None:

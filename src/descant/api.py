@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,13 @@ def _section(model: Any, loss: Any) -> dict[str, Any] | None:
     return ModelSpec(spec, None if callable(loss) else loss).dump()
 
 
-def resume(out: str | Path, *, rounds: int | None = None, observer: Observer | None = None) -> Run:
-    """Continue the run in a directory, bit for bit; `rounds` extends it."""
-    return runs.resume(Path(out), None, rounds, observer)
+def resume(out: str | Path, *, rounds: int | None = None, observer: Observer | None = None,
+           allow: Collection[str] = ()) -> Run:
+    """Continue the run in a directory, bit for bit; `rounds` extends it. Code of somebody's own that the
+    directory names is imported only if its package is in `allow`, or in the user's settings."""
+    return runs.resume(Path(out), None, rounds, observer, allow)
 
 
-def load(out: str | Path) -> Run:
-    """The figures and models of a run from its directory, without going on."""
-    return runs.load(Path(out))
+def load(out: str | Path, *, allow: Collection[str] = ()) -> Run:
+    """The figures and models of a run from its directory, without going on; `allow` as for `resume`."""
+    return runs.load(Path(out), allow=allow)

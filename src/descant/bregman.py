@@ -28,6 +28,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -36,7 +37,7 @@ from torch.func import grad, jacrev
 
 from descant.errors import UsageError
 from descant.fields import Checked, hyper
-from descant.place import imported, is_place
+from descant.place import imported, is_place, require
 
 
 class Generator(Checked, ABC):
@@ -387,7 +388,8 @@ class FromGenerator(Generator):
 
     @property
     def _terms(self) -> Callable[[Tensor], Tensor]:
-        return _found(str(self.generator))
+        assert isinstance(self.generator, str)
+        return _found(self.generator)
 
     def g(self, y: Tensor) -> Tensor:
         return self._terms(y).sum()
@@ -501,10 +503,15 @@ def _place(function: Callable[..., Any]) -> str:
     return place
 
 
-@functools.cache
 def _found(place: str) -> Callable[[Tensor], Tensor]:
+    require(place, "family.generator")  # each time: two files may name it, and only one may have been trusted
+    return _made(place)
+
+
+@functools.cache
+def _made(place: str) -> Callable[[Tensor], Tensor]:
     function: Callable[[Tensor], Tensor] = imported(place, "family.generator")
-    if not callable(function):
+    if not isinstance(function, FunctionType):
         raise UsageError(f"family.generator {place}: it must be a function of y, not an object of type "
                          f"{type(function).__name__}")
     return function

@@ -23,7 +23,7 @@ from descant.files import write_atomic
 from descant.flower import commands as federation
 from descant.handover import commands as handover
 from descant.report import commands as reports
-from descant.terminal import DataDir, Settings, failures_told, make_console
+from descant.terminal import Allow, DataDir, Settings, failures_told, make_console, show_imports
 
 # Typer up to 0.20, which Flower holds us to, else marks the brackets in its help as if it were markup
 typer.core.HAS_RICH = False
@@ -86,6 +86,7 @@ def descant(
     Run it for real, with the data of each client on its own machine:
       descant certificates, descant server, descant client
     """
+    show_imports()
 
 
 @app.command()
@@ -122,6 +123,7 @@ def run(
         help="Where the run is kept; must be new or empty. Without it: "
              "runs/<algorithm>-<dataset>-<n>.")] = None,
     profile: Profiled = False,
+    allow: Allow = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run an experiment, and keep its figures and models in a directory.
@@ -137,6 +139,7 @@ def run(
     with failures_told("stopped before the first round"):
         from descant.experiment import config, directory
         from descant.experiment import run as runs
+        from descant.permit import ran
         from descant.progress import Progress
         from descant.report.profile import show_profile
         from descant.report.table import show_summary
@@ -145,7 +148,7 @@ def run(
         if out is not None:
             directory.require_free(out)  # told before the data is made
         tables = config.demo().dump() if file is None else config.read_toml(file)
-        experiment = config.Experiment.parse(config.override(tables, settings or ()))
+        experiment = config.Experiment.parse(config.override(tables, settings or ()), ran(allow or ()))
         if file is None:
             console.print("no FILE given: this is the demo experiment", soft_wrap=True)
         setup = runs.Setup.of(experiment)
@@ -165,6 +168,7 @@ def resume(
         "--rounds", metavar="N", show_default=False,
         help="Extend the run to N rounds in all. Without it: as planned.")] = None,
     profile: Profiled = False,
+    allow: Allow = None,
     data_dir: DataDir = None,
 ) -> None:
     """Continue a run that was stopped, or extend one that is finished.
@@ -185,7 +189,7 @@ def resume(
 
         console = make_console()
         with Progress(console) as progress:
-            done = runs.resume(directory, rounds=rounds, observer=progress)
+            done = runs.resume(directory, rounds=rounds, observer=progress, allow=allow or ())
         show_summary(console, done.summary, done.directory)
         if profile:
             show_profile(console, done.stopwatch)
@@ -216,6 +220,7 @@ def advise(
     eps: Annotated[float, typer.Option(
         "--eps", metavar="X", help="Share of the squared error that may be left in the end.")] = 0.01,
     as_json: AsJson = False,
+    allow: Allow = None,
     data_dir: DataDir = None,
 ) -> None:
     """Say how strongly to personalize, and why.
@@ -235,13 +240,14 @@ def advise(
             if value is not None and not 0 < value < top:  # told before the clients are asked
                 raise UsageError(f"--{name} must be greater than 0 and less than {top:g}, not {value:g}")
         from descant.experiment import config
+        from descant.permit import ran
         from descant.progress import counting
         from descant.report.advice import show_advice
         from descant.theory.advise import ask, recommend
 
         demo = config.demo().dump()
         tables = demo if file is None else {"algorithm": demo["algorithm"], **config.read_toml(file)}
-        experiment = config.Experiment.parse(config.override(tables, settings or ()))
+        experiment = config.Experiment.parse(config.override(tables, settings or ()), ran(allow or ()))
         console = make_console()
         if file is None and not as_json:
             console.print("no FILE given: this is the demo experiment", soft_wrap=True)

@@ -10,6 +10,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.func import grad, vmap
 
 from descant.errors import UsageError
 from descant.fields import Checked, hyper
-from descant.place import imported, is_place
+from descant.place import imported, is_place, require
 from descant.tree import Tree, leaves
 
 
@@ -96,6 +97,8 @@ def check(family: Energy, theta: Tensor) -> None:
         # off the centre, where the gradient of any prior may vanish
         thetas = centre + torch.from_numpy(rng.standard_normal((2, len(theta)))).to(theta.dtype)
         energy = family.energy(thetas[0], gamma)
+    except UsageError:  # which says by itself what is wrong: there is no such prior, or it is not allowed
+        raise
     except Exception as error:
         raise UsageError(f"{who} fails near the initial model with {type(error).__name__}: "
                          f"{_first_line(error)}") from error
@@ -166,14 +169,19 @@ class _Function(Energy):
         return self.function(theta, gamma)
 
 
-@functools.cache
 def _found(place: str) -> Energy:
+    require(place, "prior.place")  # each time: two files may name it, and only one may have been trusted
+    return _made(place)
+
+
+@functools.cache
+def _made(place: str) -> Energy:
     thing = imported(place, "prior.place")
     if isinstance(thing, type) and issubclass(thing, Energy):
         thing = thing()
     if isinstance(thing, Energy):
         return thing
-    if not callable(thing) or isinstance(thing, type):
+    if not isinstance(thing, FunctionType):
         raise UsageError(f"prior.place {place}: it must be a function R(theta, gamma) or an Energy, "
                          f"not {thing!r}")
     return _Function(thing)

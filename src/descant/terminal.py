@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -30,6 +31,27 @@ def _use_data_dir(directory: Path | None) -> None:
 DataDir = Annotated[Path | None, typer.Option(
     "--data-dir", metavar="DIR", show_default=False, callback=_use_data_dir,
     help="Where datasets are kept. Without it: $DESCANT_DATA, or ~/.cache/descant.")]
+
+
+Allow = Annotated[list[str] | None, typer.Option(
+    "--allow", metavar="PACKAGE", show_default=False,
+    help="Code that may be imported where a file names it (a model, prior or metric by its place "
+         "package.module:name): a package or module that you trust; may be given more than once. For always: "
+         "allow = [...] in ~/.config/descant/settings.toml.")]
+
+
+class _Shown(logging.Handler):
+    """For stderr: what a command prints may be for programs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(record.getMessage(), err=True)
+
+
+def show_imports() -> None:
+    """Let commands say whose code they import."""
+    log = logging.getLogger("descant.place")
+    log.setLevel(logging.INFO)
+    log.handlers = [_Shown()]
 
 
 def make_console() -> Console:

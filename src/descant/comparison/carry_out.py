@@ -176,10 +176,13 @@ def _play(planned: Planned) -> list[str]:
     place = planned.place
     try:
         planned.require_own()
+        # of the plan, not of the directory: that one may have been changed since
+        setup = runs.Setup.of(Experiment.parse(planned.tables))
         if (place / "config.toml").exists():
-            run = runs.resume(place, rounds=max(planned.rounds, layout.rounds(place)), observer=_Unwatched())
+            rounds = max(planned.rounds, layout.rounds(place))
+            run = runs.resume(place, setup, rounds, _Unwatched())
         else:
-            run = runs.start(runs.Setup.of(Experiment.parse(planned.tables)), place, _Unwatched())
+            run = runs.start(setup, place, _Unwatched())
         return figures.write(run, place / figures.FILE, planned.tables["eval"].get("metrics"))
     except Exception as error:  # as one that can travel between processes, whatever it is
         raise RuntimeError(_words(error)) from None

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from descant.errors import DescantError, UsageError
-from descant.terminal import DataDir, Settings, failures_told, make_console
+from descant.terminal import Allow, DataDir, Settings, failures_told, make_console
 
 
 class Matched(StrEnum):
@@ -51,6 +51,7 @@ def compare(
         "--baselines/--no-baselines", help="Add LocalTrain and FedAvg with fine-tuning, if they are "
                                            "missing.")] = True,
     settings: Settings = None,
+    allow: Allow = None,
     data_dir: DataDir = None,
 ) -> None:
     """Compare methods on the same federation: which is best, and is the difference real?
@@ -72,6 +73,7 @@ def compare(
         from descant.comparison.page import page_data
         from descant.experiment import config
         from descant.files import write_atomic
+        from descant.permit import ran
         from descant.report.comparison import draw_comparison, show_comparison
         from descant.report.comparison_progress import Watching
         from descant.report.page import render
@@ -81,7 +83,8 @@ def compare(
         with planning.held(out):
             plan, labels = planning.make(
                 tables, out, numbers, algorithms=algorithms, match=match.value, metric=metric,
-                baselines=baselines, command=shlex.join(["descant", *sys.argv[1:]]))
+                baselines=baselines, command=shlex.join(["descant", *sys.argv[1:]]),
+                permit=ran(allow or ()))
             if trials:
                 searches = doing.searches(plan, labels, trials, jobs)
                 with Watching(console, searches) as display:

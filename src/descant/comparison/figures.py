@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -65,7 +66,7 @@ def own_metrics(places: Sequence[str] | None) -> dict[str, OwnMetric]:
             raise UsageError(f"eval.metrics {place}: another metric is called {name!r} too: "
                              "give one of them another name")
         function = imported(place, "eval.metrics")
-        if not callable(function):
+        if not isinstance(function, FunctionType):
             raise UsageError(f"eval.metrics {place}: it must be a function (outputs, y) -> number, not an "
                              f"object of type {type(function).__name__}")
         found[name] = function

@@ -20,6 +20,8 @@ from descant.algorithms import ALGORITHMS, FedAvg, LocalTrain
 from descant.engine.settings import Train
 from descant.errors import UsageError, unknown
 from descant.experiment.config import parse_algorithm
+from descant.permit import NOTHING, Permit
+from descant.place import marked
 
 LOCAL, TUNED = "localtrain", "fedavg + fine-tuning"  # what is added, by label
 FINE_TUNING = 20  # steps, where a client's work is given in epochs
@@ -43,16 +45,18 @@ class Contender(NamedTuple):
     added: bool = False  # nobody asked for it: a baseline that every comparison has
 
 
-def contenders(tables: Mapping[str, Any], listed: str | None, train: Train, *, baselines: bool
-               ) -> list[Contender]:
+def contenders(tables: Mapping[str, Any], listed: str | None, train: Train, *, baselines: bool,
+               permit: Permit = NOTHING) -> list[Contender]:
     """The methods of a comparison: those `listed` on the command line, or else the file's [algorithm] and
-    [[algorithms]]; and LocalTrain and FedAvg with fine-tuning, where they are missing."""
+    [[algorithms]]; and LocalTrain and FedAvg with fine-tuning, where they are missing. `permit` is for code
+    that they name."""
     written = _written(tables)
     if listed is None:
-        found = [contender for where, table in written for contender in _expand(table, where)]
+        found = [contender for where, table in written for contender in
+                 _expand(marked(table, permit), where)]
     else:
         found = [contender for table in _parse(listed, written) for contender in
-                 _expand(table, f"--algorithms {table['name']}")]
+                 _expand(marked(table, permit), f"--algorithms {table['name']}")]
     if not found:
         raise UsageError("there is nothing to compare: name methods with --algorithms, or in the file's "
                          "[algorithm] and [[algorithms]]")

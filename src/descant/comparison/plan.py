@@ -42,6 +42,9 @@ from descant.experiment import run as runs
 from descant.experiment.config import Experiment, differences, parse_algorithm
 from descant.files import locked, write_atomic
 from descant.measures import Metric
+from descant.permit import NOTHING, Permit
+from descant.place import marked, permit_of
+from descant.plain import plain
 from descant.pool import Federation
 from descant.report.data_table import facts
 
@@ -242,22 +245,28 @@ def held(out: Path) -> Iterator[None]:
 
 
 def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorithms: str | None = None,
-         match: Match = "steps", metric: str | None = None, baselines: bool = True, command: str = ""
-         ) -> tuple[Plan, list[str]]:
+         match: Match = "steps", metric: str | None = None, baselines: bool = True, command: str = "",
+         permit: Permit = NOTHING) -> tuple[Plan, list[str]]:
     """Write down what is to be compared, with what was there before, in a directory that is held; also gives
-    the labels of the methods that are asked for now."""
+    the labels of the methods that are asked for now. `permit` is for code that the tables name; the
+    directory may name what they name, and what is allowed by name."""
     if len(set(seeds)) != len(seeds) or not seeds or min(seeds) < 0:
         raise UsageError(f"the seeds must be different whole numbers from 0, at least one: not {list(seeds)}")
     setting = {name: table for name, table in tables.items() if name != "algorithms"}
-    probe = Experiment.parse(setting | {"algorithm": {"name": "fedavg"}})  # [train], for the baselines
-    found = contenders(tables, algorithms, probe.train, baselines=baselines)
+    # [train], for the baselines
+    probe = Experiment.parse(setting | {"algorithm": {"name": "fedavg"}}, permit)
+    found = contenders(tables, algorithms, probe.train, baselines=baselines, permit=permit)
+    asked = [fields.dump(contender.algorithm) for contender in found]
+    there = permit_of(probe.dump() | {"algorithms": asked}, Permit(permit.allow))
     before = read(out) if (out / "comparison.json").exists() else None
     if before is None:
         layout.require_free(out)
     # methods that are added later have the budget of the first
-    first = found[0].algorithm if before is None else parse_algorithm(before.experiment["algorithm"])
-    base = dataclasses.replace(probe, algorithm=reference(tables, first), eval=dataclasses.replace(
-        probe.eval, metrics=_metrics(before, probe.eval.metrics)))
+    first = found[0].algorithm if before is None else parse_algorithm(before.experiment["algorithm"],
+                                                                      allow=there)
+    base = dataclasses.replace(probe, algorithm=reference(marked(tables, permit), first),
+                               eval=dataclasses.replace(
+                                   probe.eval, metrics=_metrics(before, probe.eval.metrics, there)))
     setup = runs.Setup.of(base)
     known = {} if before is None else dict(before.methods)
     _require_same(before, base, match, setup.federation, out)
@@ -267,7 +276,7 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     metrics = {name: about for name, about in figures.described(base.eval.metrics).items() if name in names}
     rounds = _rounds(setup, [c for c in found if c.label not in known], match)
     for contender in found:
-        table = json.loads(json.dumps(fields.dump(contender.algorithm)))
+        table = plain(fields.dump(contender.algorithm))
         if contender.label not in known:
             known[contender.label] = Method(contender.label, table, rounds[contender.label],
                                             sorted(contender.given), contender.grid, contender.added)
@@ -275,11 +284,13 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
             raise UsageError(f"{out} has {contender.label!r} with another setting ({changed[0]}): give one "
                              f"of them a label ({contender.algorithm.name}:label=...), or choose another "
                              "--out")
+        elif not contender.added:  # the same; but this one is the user's, whoever made the directory
+            known[contender.label] = known[contender.label]._replace(asked=table)
     commands = [*([] if before is None else before.commands)]
     if command and command not in commands:
         commands.append(command)
     every = sorted({*seeds, *([] if before is None else before.seeds)})
-    plan = Plan(out, match, json.loads(json.dumps(base.dump())), setup.federation.fingerprint(), known, every,
+    plan = Plan(out, match, plain(base.dump()), setup.federation.fingerprint(), known, every,
                 metric or (None if before is None else before.metric), metrics, commands,
                 versions({} if before is None else before.versions))
     try:
@@ -290,11 +301,11 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     return plan, [contender.label for contender in found]
 
 
-def _metrics(before: Plan | None, wanted: Sequence[str] | None) -> tuple[str, ...] | None:
+def _metrics(before: Plan | None, wanted: Sequence[str] | None, permit: Permit) -> tuple[str, ...] | None:
     """The user's own metrics, with those of before: what some runs have, all have."""
-    places = [] if before is None else before.experiment["eval"].get("metrics", [])
-    merged = tuple(dict.fromkeys([*places, *(wanted or ())]))
-    return merged or None
+    places = [] if before is None else marked(before.experiment["eval"].get("metrics", []), permit)
+    merged = {place: place for place in [*places, *(wanted or ())]}  # as the user names it, where both do
+    return tuple(merged.values()) or None
 
 
 def _require_same(before: Plan | None, base: Experiment, match: Match, federation: Federation, out: Path

@@ -33,6 +33,8 @@ from descant.errors import DescantError, UsageError, unknown
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment, differences
 from descant.files import locked, write_atomic
+from descant.permit import NOTHING
+from descant.place import marked
 from descant.random import stream
 from descant.ranges import Log, Range, Whole
 
@@ -108,7 +110,7 @@ def with_values(part: T, values: Mapping[str, Any]) -> T:
         if dot:
             inner.setdefault(head, {})[rest] = value
         else:
-            own[head] = value
+            own[head] = marked(value, NOTHING)  # values lie in files, and no search finds code
     own |= {head: with_values(getattr(part, head), rest) for head, rest in inner.items()}
     return dataclasses.replace(part, **own)  # type: ignore[type-var]
 

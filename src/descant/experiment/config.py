@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from descant.engine.batches import LocalWork
 from descant.engine.settings import Eval, Train
 from descant.errors import UsageError, unknown
 from descant.models import MCLR, MODELS, ModelSpec
+from descant.permit import Allowed, opened, ran
+from descant.place import marked
 from descant.solve import SOLVERS
 
 SECTIONS = ("data", "model", "algorithm", "train", "eval")
@@ -37,9 +39,11 @@ class Experiment:
     eval: Eval
 
     @classmethod
-    def parse(cls, tables: Mapping[str, Any]) -> Experiment:
+    def parse(cls, tables: Mapping[str, Any], allow: Allowed = ()) -> Experiment:
         """The experiment that the sections of a TOML file describe. Its [[algorithms]] are not part of it:
-        they are what a comparison runs besides."""
+        they are what a comparison runs besides. Code that it names is imported only if its package is in
+        `allow`, or in the user's settings."""
+        permit = opened(allow)
         tables = {name: table for name, table in tables.items() if name != "algorithms"}
         for section, table in tables.items():
             if section not in (*SECTIONS, "schema"):
@@ -49,16 +53,17 @@ class Experiment:
         part = {section: dict(_joined(tables).get(section, {})) for section in SECTIONS}
         return cls(
             DataSpec.parse(anchored(part["data"], Path.cwd())),
-            ModelSpec.parse(part["model"]),
-            parse_algorithm(part["algorithm"]),
+            ModelSpec.parse(part["model"], allow=permit),
+            parse_algorithm(part["algorithm"], allow=permit),
             fields.parse(Train, part["train"], "train"),
-            fields.parse(Eval, part["eval"], "eval"),
+            fields.parse(Eval, marked(part["eval"], permit), "eval"),
         )
 
     @classmethod
-    def load(cls, path: Path, overrides: Iterable[str] = ()) -> Experiment:
-        """The experiment of a file, with `section.field=value` overrides."""
-        return cls.parse(override(read_toml(path), overrides))
+    def load(cls, path: Path, overrides: Iterable[str] = (), allow: Collection[str] = ()) -> Experiment:
+        """The experiment of a file that the user runs, with `section.field=value` overrides. It may name code
+        of the user's project, and of the packages in `allow`."""
+        return cls.parse(override(read_toml(path), overrides), ran(allow))
 
     @property
     def schema(self) -> Schema | None:
@@ -76,16 +81,16 @@ class Experiment:
         }
 
 
-def parse_algorithm(table: Mapping[str, Any], where: str = "algorithm") -> Algorithm:
+def parse_algorithm(table: Mapping[str, Any], where: str = "algorithm", allow: Allowed = ()) -> Algorithm:
     """The method that a table with `name` and the method's own fields describes. Its `label` is what a
-    comparison calls it."""
+    comparison calls it. A table is taken for one of a file: code of somebody's own must be in `allow`."""
     if "name" not in table:
         raise UsageError(f"{where}.name is missing: known are {', '.join(sorted(ALGORITHMS))}")
     name = table["name"]
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise unknown(f"{where}.name", name, ALGORITHMS)
     own = {key: value for key, value in table.items() if key not in ("name", "label")}
-    return fields.parse(ALGORITHMS[name], own, where)
+    return fields.parse(ALGORITHMS[name], marked(own, opened(allow)), where)
 
 
 def demo() -> Experiment:

@@ -33,6 +33,8 @@ from descant.engine.settings import Eval, Train
 from descant.errors import DescantError, UsageError
 from descant.experiment.config import Experiment, read_toml
 from descant.files import append, locked, write_atomic
+from descant.permit import Allowed, opened, top_of
+from descant.place import named_in, require_permitted
 from descant.pool import Federation
 
 if TYPE_CHECKING:
@@ -56,7 +58,14 @@ def require_free(out: Path) -> None:
 
 
 def resume_command(out: Path) -> str:
-    return f"descant resume {shlex.quote(str(out))}"
+    """What to type to go on with a run: a directory does not vouch for the code that it names."""
+    packages: list[str] = []
+    with contextlib.suppress(DescantError):  # not there yet, or damaged: this is part of another message
+        sections, permit = config(out), opened()
+        packages = [top_of(place) for field, place in named_in(sections)
+                    if not field.startswith("eval.") and not permit.covers(place)]
+    allow = (word for package in dict.fromkeys(packages) for word in ("--allow", package))
+    return shlex.join(["descant", "resume", str(out), *allow])
 
 
 @contextlib.contextmanager
@@ -84,8 +93,9 @@ def config(out: Path) -> dict[str, Any]:
     return read_toml(out / "config.toml")
 
 
-def experiment(out: Path) -> Experiment:
-    """The experiment of a run that was started from a file."""
+def experiment(out: Path, allow: Allowed = ()) -> Experiment:
+    """The experiment of a run that was started from a file. Whoever wrote the directory, it names only code
+    that is in `allow`, or in the user's settings."""
     sections = config(out)
     if "data" not in sections:
         raise UsageError(f"{out}: {OWN}")
@@ -99,7 +109,10 @@ def experiment(out: Path) -> Experiment:
                          "not hold: resume with the same call of descant.run and resume=True; a run that its "
                          'directory alone can continue has it as { name = "own", place = '
                          '"package.module:name" }')
-    return Experiment.parse(sections)
+    permit = opened(allow)
+    needed = {name: table for name, table in sections.items() if name != "eval"}  # only comparisons measure
+    require_permitted(needed, permit, f"{out / 'config.toml'}: ")
+    return Experiment.parse(sections, permit)
 
 
 def settled_train(out: Path, train: Train) -> Train:

@@ -31,6 +31,7 @@ from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Keeper, Snapshot
 from descant.experiment.config import Experiment, differences
 from descant.files import locked
+from descant.permit import Allowed
 from descant.plain import plain
 from descant.pool import Federation
 from descant.report.clusters import draw_clusters
@@ -292,12 +293,12 @@ def start(setup: Setup, out: Path | None = None, observer: Observer | None = Non
             return _finish(Run(settled, out), backend, observer, measured)
 
 
-def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, observer: Observer | None = None
-           ) -> Run:
+def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, observer: Observer | None = None,
+           allow: Allowed = ()) -> Run:
     """Continue the run in a directory, bit for bit. A run on a user's own objects needs them again as
-    `setup`; `rounds` extends the run."""
+    `setup`; `rounds` extends the run. Code that the directory names must be in `allow`."""
     if setup is None:
-        setup = Setup.of(layout.experiment(out))
+        setup = Setup.of(layout.experiment(out, allow))
     else:
         setup = dataclasses.replace(setup, train=layout.settled_train(out, setup.train))
     if rounds is not None:
@@ -340,10 +341,10 @@ def _continued(setup: Setup, out: Path, changed: bool) -> Run:
     return run
 
 
-def load(out: Path, setup: Setup | None = None) -> Run:
+def load(out: Path, setup: Setup | None = None, allow: Allowed = ()) -> Run:
     """A run's models and figures as they are on disk; nothing is written. `setup` is needed where the
-    directory alone does not tell what the run is made of."""
-    setup = setup or Setup.of(layout.experiment(out))
+    directory alone does not tell what the run is made of; code that it names must be in `allow`."""
+    setup = setup or Setup.of(layout.experiment(out, allow))
     with locked(out, shared=True):
         if not _begun(out, setup):
             raise DescantError(f"{out} has no checkpoint yet: run `{layout.resume_command(out)}` first")

@@ -51,10 +51,10 @@ def answer(message: Message, context: Context) -> Message:
     """Answer one message. Of the node config: name, data, and, if wanted, dir and allow (with commas)."""
     config = context.node_config
     name = _text(config, "name")
-    allowed = str(config.get("allow", "")).split(",")
+    allow = [entry.strip() for entry in str(config.get("allow", "")).split(",") if entry.strip()]
     place = Path(str(config.get("dir", f"descant-{name}")))
     with ClientDisplay(make_console(), name, threading.Event(), True) as display:
-        node = Node(name, _text(config, "data"), place, display, allowed=allowed)
+        node = Node(name, _text(config, "data"), place, display, allow=allow)
         try:
             found = node.answer(Letter.read(message.content))
         except Refused as error:  # whose text is ours

@@ -16,7 +16,7 @@ import typer
 
 from descant.errors import DescantError, UsageError
 from descant.flower import require_flower
-from descant.terminal import DataDir, Settings, Terminated, failures_told, make_console, terminable
+from descant.terminal import Allow, DataDir, Settings, Terminated, failures_told, make_console, terminable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -134,6 +134,7 @@ def server(
         "--stay", help="Afterwards, serve clients that come late or are new, until Ctrl-C.")] = False,
     no_alone: Annotated[bool, typer.Option(
         "--no-alone", help="Do not let the clients also see what they would have learned alone.")] = False,
+    allow: Allow = None,
     insecure: Insecure = False,
 ) -> None:
     """Lead a federation: wait for the clients, play the rounds, hand out the personal models.
@@ -153,7 +154,7 @@ def server(
         from descant.report.federation import ServerDisplay
 
         rules = _rules(clients, deadline, at_least, max_norm)
-        experiment = read_experiment(file, settings or ())
+        experiment = read_experiment(file, settings or (), allow or ())
         if out.exists() and not out.is_dir():
             raise UsageError(f"--out {out} is a file: name a directory")
         found = _server_keys(keys, insecure, host, clients)
@@ -177,12 +178,13 @@ def server(
                                f"{'it is' if len(missing) == 1 else 'they are'} there, or with --stay")
 
 
-def read_experiment(file: Path, settings: Sequence[str]) -> Experiment:
+def read_experiment(file: Path, settings: Sequence[str], allow: Sequence[str] = ()) -> Experiment:
     """The experiment of a file, for clients that have the data: a folder in it need not be there."""
     from descant.data import DATASETS
     from descant.data.folder import OnNodes
     from descant.data.spec import anchored
     from descant.experiment.config import Experiment, override, read_toml
+    from descant.permit import ran
 
     tables = override(read_toml(file), settings)
     data = tables.get("data")
@@ -190,7 +192,7 @@ def read_experiment(file: Path, settings: Sequence[str]) -> Experiment:
         name = anchored(data, Path.cwd()).get("dataset")
         if isinstance(name, str) and name not in DATASETS and "/" in name:
             tables["data"] = data | {"dataset": OnNodes.name}
-    experiment = Experiment.parse(tables)
+    experiment = Experiment.parse(tables, ran(allow))
     spec = experiment.data
     if isinstance(spec.dataset, OnNodes) and spec.partition.name != "natural":
         raise UsageError(f"data.partition = {spec.partition.name!r} deals rows to clients, and here every "
@@ -285,10 +287,7 @@ def client(
         "--expect", metavar="EXPERIMENT.toml", show_default=False,
         help="The experiment that was agreed on: any other that the server may send is refused, but for the "
              "number of rounds.")] = None,
-    allow: Annotated[list[str] | None, typer.Option(
-        "--allow", metavar="PACKAGE.MODULE:NAME", show_default=False,
-        help="Code of somebody's own that the experiment may name, such as a model; may be given more than "
-             "once. Without it: none.")] = None,
+    allow: Allow = None,
     stay: Annotated[bool, typer.Option("--stay", help="Stay when the model is there, until Ctrl-C.")] = False,
     insecure: Insecure = False,
     data_dir: DataDir = None,
@@ -325,7 +324,7 @@ def client(
             for note in () if found is None else found.notes:
                 display.say(f"note: {note}")
             display.begin(str(address), data, place)
-            node = Node(name, data, place, display, allowed=allow or (), expected=expected)
+            node = Node(name, data, place, display, allow=allow or (), expected=expected)
             try:
                 serve(str(address), found, lambda content: node.answer(Letter.read(content)).content(), place,
                       display, stop)

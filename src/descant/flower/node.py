@@ -8,7 +8,6 @@ which methods the upload tells what they are).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -30,6 +29,7 @@ from descant.flower.plan import PROTOCOL, Forms, Plan, read_experiment, tables_o
 from descant.flower.site import Site, read_site
 from descant.handover.alone import learned_alone
 from descant.handover.manifest import TENSORS, Manifest, save_model
+from descant.permit import Allowed, opened
 from descant.task import ModuleTask, Task
 from descant.tree import Tree, leaves, map_tree, take
 from descant.vector import Model
@@ -75,12 +75,12 @@ class Node:
     """A client: its name, its data, its directory."""
 
     def __init__(self, name: str, data: str, directory: Path, watcher: Watcher, *,
-                 allowed: Collection[str] = (), expected: Experiment | None = None) -> None:
+                 allow: Allowed = (), expected: Experiment | None = None) -> None:
         self.name = name
         self._data = data
         self._keep = Keep(directory)
         self._watcher = watcher
-        self._allowed = allowed
+        self._permit = opened(allow)
         self._expected = None if expected is None else tables_of(expected)
         self._site: tuple[str, Site] | None = None  # as an experiment's [data] section makes it
         self._joined: Joined | None = None
@@ -127,7 +127,7 @@ class Node:
         return Letter({"session": joined.plan.session, "client": client, "sizes": sizes})
 
     def _read(self, tables: dict[str, Any]) -> Site:
-        experiment = read_experiment(tables, self._allowed, self._expected)
+        experiment = read_experiment(tables, self._permit, self._expected)
         key = json.dumps(tables["data"], sort_keys=True)
         if self._site is None or self._site[0] != key:
             self._site = key, read_site(self._data, experiment.data)
@@ -136,7 +136,7 @@ class Node:
     def _enter(self, facts: dict[str, Any]) -> Joined:
         letter = Letter(facts)
         tables, client = letter.fact("experiment", dict), letter.fact("client", int)
-        experiment = read_experiment(tables, self._allowed, self._expected)
+        experiment = read_experiment(tables, self._permit, self._expected)
         plan = Plan(experiment, Kind.parse(facts["kind"]), letter.fact("clients", int),
                     letter.fact("names", str), letter.fact("unseen", int))
         if not 0 <= client < plan.clients:

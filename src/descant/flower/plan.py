@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -25,7 +25,8 @@ from descant.errors import UsageError
 from descant.experiment.config import Experiment, differences
 from descant.experiment.run import Setup
 from descant.flower.frame import Frame, Kind, Member
-from descant.place import is_place
+from descant.permit import Allowed, opened
+from descant.place import require_permitted
 from descant.pool import Federation
 from descant.task import Task
 from descant.tree import Tree
@@ -43,7 +44,7 @@ def tables_of(experiment: Experiment) -> dict[str, Any]:
     return tables
 
 
-def read_experiment(tables: Mapping[str, Any], allowed: Collection[str] = (),
+def read_experiment(tables: Mapping[str, Any], allow: Allowed = (),
                     expected: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment that a server sends. It names a method, a model and a schema, all of which are known
     here. Code of somebody's own, wherever it is named, is imported only if who started this client allowed
@@ -55,23 +56,9 @@ def read_experiment(tables: Mapping[str, Any], allowed: Collection[str] = (),
         raise UsageError("the experiment's data are neither with the clients nor a known dataset")
     if data.get("partition_file") is not None:
         raise UsageError("the experiment names a file of a partition, which is on another machine")
-    for place in _places([table for name, table in tables.items() if name != "data"]):
-        if place not in allowed:
-            raise UsageError(f"the experiment names {place!r}, which is code of its own: if it is what you "
-                             f"expect, start the client with --allow {place}")
-    return Experiment.parse(tables)
-
-
-def _places(value: Any) -> Iterator[str]:
-    """All texts in nested tables that name a place of code, "package.module:function"."""
-    if isinstance(value, str) and is_place(value):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _places(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _places(inner)
+    permit = opened(allow)
+    require_permitted(tables, permit, "the server's experiment: ")
+    return Experiment.parse(tables, permit)
 
 
 def _comparable(tables: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ import typer
 
 from descant.errors import DescantError, UsageError
 from descant.files import write_atomic
-from descant.terminal import DataDir, failures_told, make_console
+from descant.terminal import Allow, DataDir, failures_told, make_console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +58,7 @@ def export(
         "--torch-export", help="Also model.pt2, for PyTorch without descant.")] = False,
     onnx: Annotated[bool, typer.Option(
         "--onnx", help="Also model.onnx, for programs without PyTorch.")] = False,
+    allow: Allow = None,
     data_dir: DataDir = None,
 ) -> None:
     """Write the models of a run as files, with all that is needed to use them.
@@ -82,7 +83,7 @@ def export(
         asked: dict[Format, bool] = {"pt2": torch_export, "onnx": onnx}
         formats = [name for name, wanted in asked.items() if wanted]
         require_formats(formats)
-        done = load_run(run)
+        done = load_run(run, allow or ())
         names = done.setup.federation.names
         everybody = EVERYBODY in (clients or ()) and EVERYBODY not in names
         numbers = (range(len(names)) if everybody else
@@ -116,6 +117,7 @@ def predict(
         help="Where the predictions go, a line for each row. Without it: to the screen.")] = None,
     probabilities: Annotated[bool, typer.Option(
         "--probabilities", help="The probability of every class, not only of the predicted one.")] = False,
+    allow: Allow = None,
 ) -> None:
     """Predict the rows of a file with a model.
 
@@ -134,7 +136,7 @@ def predict(
             raise UsageError(f"--out {out} is the file with the rows: name another")
         from descant.handover.predict import predictions
 
-        found = predictions(model, data)
+        found = predictions(model, data, allow=allow or ())
         text = found.table(probabilities)
         if out is None:
             sys.stdout.write(text)
@@ -160,6 +162,7 @@ def personalize(
         "--to", metavar="DIR", show_default=False,
         help="Where the model goes, to DIR/NAME. Without it, only its figures are shown.")] = None,
     which: WhichRound = Chosen.best,
+    allow: Allow = None,
     data_dir: DataDir = None,
 ) -> None:
     """Make a model for a client that was not part of a run, by the method's own rule for newcomers.
@@ -176,7 +179,7 @@ def personalize(
         from descant.handover.export import load_run, make_directory, refuse_taken, safe_names, write_model
         from descant.handover.personalize import personalized
 
-        done = load_run(run)
+        done = load_run(run, allow or ())
         called = data.stem if name is None else name
         place = None if to is None else to / safe_names([called])[called]
         refuse_taken([] if place is None else [place])

@@ -26,6 +26,8 @@ from descant.files import sync_directory, write_atomic
 from descant.handover.formats import NAMES, Converted, Format, convert, require_formats
 from descant.handover.manifest import Manifest, save_model
 from descant.handover.network import OnRows, rebuilt
+from descant.permit import Allowed, Permit
+from descant.place import named_in
 from descant.task import ModuleTask, inputs
 
 SHARED = "global"  # the directory of the model for all
@@ -141,7 +143,7 @@ def _misfits(module: nn.Module, manifest: Manifest, samples: Tensor) -> list[str
     if manifest.model is None:
         return []
     try:
-        again = rebuilt(manifest, dict(module.state_dict()), None, "")
+        again = rebuilt(manifest, dict(module.state_dict()), None, "", _of_own_run(manifest))
         x = inputs(samples, manifest.torch_dtype)
         if torch.equal(again(x), module(x)):
             return []
@@ -150,6 +152,11 @@ def _misfits(module: nn.Module, manifest: Manifest, samples: Tensor) -> list[str
         reason = str(error)
     return [f"load_model cannot make this model again by its name ({reason}): give it the module, "
             "load_model(DIR, module=...)"]
+
+
+def _of_own_run(manifest: Manifest) -> Permit:
+    """A permit for the model of a run that is loaded: its code was permitted for that."""
+    return Permit(tuple(place for _, place in named_in({"model": manifest.model})))
 
 
 def _rows(network: OnRows, samples: Tensor) -> Tensor:
@@ -218,8 +225,9 @@ def make_directory(to: Path) -> None:
 # -- where a run is ------------------------------------------------------------------------------------
 
 
-def load_run(place: Path) -> Run:
-    """The run in a directory, also one that `descant server` led, to be read only."""
+def load_run(place: Path, allow: Allowed = ()) -> Run:
+    """The run in a directory, also one that `descant server` led, to be read only. Code that it names must be
+    in `allow`."""
     if not place.is_dir():
         raise UsageError(f"there is no directory {place}: name that of a run")
     if (place / "comparison.json").exists():
@@ -229,11 +237,11 @@ def load_run(place: Path) -> Run:
     if (place / "federation.json").exists() and not (place / "config.toml").exists():
         place = place / "run"
     if (place.parent / "federation.json").exists() and place.name == "run":
-        return runs.load(place, _led(place))
-    return runs.load(place)
+        return runs.load(place, _led(place, allow))
+    return runs.load(place, allow=allow)
 
 
-def _led(place: Path) -> Setup:
+def _led(place: Path, allow: Allowed) -> Setup:
     """What the server of a federation knows of its run."""
     from descant.flower import require_flower
 
@@ -242,5 +250,6 @@ def _led(place: Path) -> Setup:
     from descant.flower.roster import read_members
 
     _, kind, members = read_members(place.parent / "federation.json")
-    plan = Plan(layout.experiment(place), kind, len(members), hashed([member.name for member in members]))
+    names = hashed([member.name for member in members])
+    plan = Plan(layout.experiment(place, allow), kind, len(members), names)
     return plan.setup(plan.task(), members)

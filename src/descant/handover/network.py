@@ -12,6 +12,8 @@ from descant import random
 from descant.errors import DescantError, UsageError
 from descant.handover.manifest import Manifest, read_manifest, read_tensors
 from descant.models import ModelSpec, NetworkSpec
+from descant.permit import Allowed, Permit, opened
+from descant.place import require_permitted
 
 
 class OnRows(nn.Module):
@@ -62,16 +64,18 @@ class OnRows(nn.Module):
         return x.to(self.mean.dtype) * self.std + self.mean
 
 
-def load_model(place: str | Path, module: nn.Module | None = None, *, on_rows: bool = False) -> nn.Module:
+def load_model(place: str | Path, module: nn.Module | None = None, *, on_rows: bool = False,
+               allow: Allowed = ()) -> nn.Module:
     """A model's module, ready to predict. It takes samples as they are in a run: scaled, nothing missing;
     with `on_rows`, rows as they are in the data.
 
-    A model of descant's, or one that is named "package.module:function" (which is imported), is made again.
-    One that was a Python object must be given as `module`; it is copied.
+    A model of descant's is made again, and so is one that is named "package.module:function", if its package
+    is in `allow` or in the user's settings: to make it is to run its code. One that was a Python object must
+    be given as `module`; it is copied.
     """
     place = Path(place)
     manifest = read_manifest(place)
-    network = rebuilt(manifest, read_tensors(place, manifest), module, f"{place}: ")
+    network = rebuilt(manifest, read_tensors(place, manifest), module, f"{place}: ", allow)
     if not on_rows:
         return network
     require_treatment(manifest, place)
@@ -86,14 +90,14 @@ def require_treatment(manifest: Manifest, place: Path) -> None:
                          "model, or make one for your rows with `descant personalize`")
 
 
-def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | None, where: str
-            ) -> nn.Module:
+def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | None, where: str,
+            allow: Allowed) -> nn.Module:
     """The module of a manifest with these tensors; `where` begins the messages."""
     if manifest.tensors != "state_dict":
         raise UsageError(f"{where}this is not one module: {manifest.algorithm.get('name')} predicts with "
                          "several parts, which are in the file under their names")
     if module is None:
-        module = _made(manifest, where)
+        module = _made(manifest, where, opened(allow))
     network = copy.deepcopy(module).to(manifest.torch_dtype)
     try:
         network.load_state_dict(tensors)
@@ -103,11 +107,12 @@ def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | 
     return network.eval()
 
 
-def _made(manifest: Manifest, where: str) -> nn.Module:
+def _made(manifest: Manifest, where: str, permit: Permit) -> nn.Module:
     if manifest.model is None:
         raise UsageError(f"{where}the model was a Python object, which no file can hold: give it again, "
                          "descant.handover.load_model(DIR, module=...)")
-    spec = ModelSpec.parse(manifest.model).model
+    require_permitted({"model": manifest.model}, permit, where)
+    spec = ModelSpec.parse(manifest.model, allow=permit).model
     if not isinstance(spec, NetworkSpec):
         raise DescantError(f"{where}the model {spec.name!r} is not a network")
     with torch.random.fork_rng(devices=[]):

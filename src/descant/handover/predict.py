@@ -26,6 +26,7 @@ from descant.metrics import (
     tally_classification,
     tally_regression,
 )
+from descant.permit import Allowed
 
 BLOCK = 1024  # rows that a model sees at once: the last bit of a product can depend on it
 
@@ -116,12 +117,13 @@ class Predictions(NamedTuple):
             yield [names[k], str(row[k]), *(map(str, row) if probabilities else ())]
 
 
-def predictions(model: str | Path, data: str | Path, module: nn.Module | None = None) -> Predictions:
-    """The predictions of a model in a directory for the rows of a CSV, Parquet or NPZ file. `module` as for
-    `load_model`."""
+def predictions(model: str | Path, data: str | Path, module: nn.Module | None = None, *,
+                allow: Allowed = ()) -> Predictions:
+    """The predictions of a model in a directory for the rows of a CSV, Parquet or NPZ file. `module` and
+    `allow` as for `load_model`."""
     place, path = find_model(Path(model)), Path(data)
     manifest = read_manifest(place)
-    network = load_model(place, module, on_rows=True)
+    network = load_model(place, module, on_rows=True, allow=allow)
     rows = read_rows(path, manifest)
     outputs = outputs_of(network, rows.x, f"{path}: ")
     if outputs.dim() > 2:

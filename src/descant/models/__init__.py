@@ -24,6 +24,8 @@ from descant.models.lstm import LSTM
 from descant.models.own import OwnModel
 from descant.models.quadratic import Quadratic
 from descant.models.resnet import ResNet18
+from descant.permit import Allowed, opened
+from descant.place import marked
 from descant.pool import Federation
 from descant.task import ModuleTask, Task
 
@@ -80,10 +82,12 @@ class ModelSpec(fields.Checked):
     loss: LossName | None = hyper(None, "absent: cross_entropy for classes, mse for real targets")
 
     @classmethod
-    def parse(cls, table: dict[str, Any], where: str = "model") -> ModelSpec:
-        """The spec that a flat table describes: `name`, `loss`, and the model's own fields."""
+    def parse(cls, table: Mapping[str, Any], where: str = "model", allow: Allowed = ()) -> ModelSpec:
+        """The spec that a flat table describes: `name`, `loss`, and the model's own fields. A table is taken
+        for one of a file: code of somebody's own in it must be in `allow`."""
         own = {k: v for k, v in table.items() if k not in ("name", "loss")}
-        return cls(named(table.get("name", MCLR.name), own, where), loss=table.get("loss"))
+        name = marked(table.get("name", MCLR.name), opened(allow))
+        return cls(named(name, own, where), loss=table.get("loss"))
 
     def dump(self) -> dict[str, Any]:
         """The table that `parse` makes this spec of."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, ClassVar
 
 from torch import nn
@@ -41,10 +42,7 @@ class OwnModel(NetworkSpec):
 
     def network(self, facts: Facts) -> nn.Module:
         make = self._import()
-        try:
-            parameters = inspect.signature(make).parameters.values()
-        except (TypeError, ValueError):  # written in C, and silent about itself
-            parameters = {}.values()
+        parameters = inspect.signature(make).parameters.values()
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         for key in self.arguments:
@@ -66,10 +64,11 @@ class OwnModel(NetworkSpec):
 
     def _import(self) -> Callable[..., Any]:
         make: Callable[..., Any] = imported(self.place, "model.name")
-        if not callable(make) or isinstance(make, nn.Module):
-            raise UsageError(f"model.name {self.place}: it must be a function or class that makes an "
-                             f"nn.Module, not an object of type {type(make).__name__}")
-        return make
+        if isinstance(make, FunctionType) or (isinstance(make, type) and issubclass(make, nn.Module)):
+            return make
+        kind = "another class" if isinstance(make, type) else f"an object of type {type(make).__name__}"
+        raise UsageError(f"model.name {self.place}: it must be a function or class that makes an nn.Module, "
+                         f"not {kind}")
 
 
 def _plain(value: Any, path: str) -> Any:
