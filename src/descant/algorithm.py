@@ -52,6 +52,13 @@ class Message(NamedTuple):
     each: Tree = ()
 
 
+class LocalStep(NamedTuple):
+    """The step with which a client descends on its loss, and on a prior beside it."""
+
+    field: str  # its name, as in "solver.lr"
+    pull: float = 0.0  # the most that the prior adds to the curvature of the loss
+
+
 class ClientData(Protocol):
     """What a client's code sees of its own data in a round."""
 
@@ -88,6 +95,11 @@ class Algorithm(Checked, ABC):
     def batches_per_step(self) -> int:
         """How many independent batches each local step is given (meta-learning wants two)."""
         return 1
+
+    def local_step(self) -> LocalStep | None:
+        """The step that decides whether training is stable, where there is one: on losses of curvature L, plain
+        gradient steps must be less than 2 / (L + pull)."""
+        return LocalStep("solver.lr") if hasattr(self, "solver") else None
 
     def cautions(self) -> list[str]:
         """What is allowed but will hardly work, such as a step beyond its stability bound."""

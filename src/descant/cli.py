@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -132,6 +132,7 @@ def run(
         show_summary(console, done.summary, done.directory)
         if profile:
             show_profile(console, done.stopwatch)
+        _require_result(done.summary)
 
 
 @app.command()
@@ -166,6 +167,7 @@ def resume(
         show_summary(console, done.summary, done.directory)
         if profile:
             show_profile(console, done.stopwatch)
+        _require_result(done.summary)
 
 
 comparison.register(app)
@@ -408,6 +410,22 @@ def _keep(picture: bytes, out: Path | None, base: Path) -> Path:
             file.write(picture)
             return base / name
     raise AssertionError  # numbers do not end
+
+
+def _require_result(summary: dict[str, Any]) -> None:
+    """A run whose models have diverged has failed, though its directory is whole; one that was well when its
+    best round was chosen, or is for most clients, is told about."""
+    from descant.engine.divergence import whose
+
+    last, best, divergence = summary["last"], summary["best"], summary["divergence"]
+    why = "" if divergence is None else f"; {divergence['words'].partition('; ')[2]}"
+    if summary["diverged"]:
+        chosen = best or last
+        raise DescantError(f"{whose(chosen['personal'])} diverged (round {chosen['round']}): there is no result"
+                           f"{why}")
+    if last is not None and last["personal"]["diverged"]:
+        typer.echo(f"warning: in the last round {whose(last['personal'])} diverged"
+                   f"{'' if best is None else '; figures and models are those of the best round'}{why}", err=True)
 
 
 @contextmanager

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from descant.algorithm import Algorithm, ClientData, Message, Round, average, toward
+from descant.algorithm import Algorithm, ClientData, LocalStep, Message, Round, average, toward
 from descant.algorithms.pfedme import moreau_rounds
 from descant.belief import Belief, Told
 from descant.clustering import Partition, choose_K, coordinates, kmeans, means, nearest, recluster
 from descant.errors import UsageError
 from descant.fields import hyper
-from descant.precision import Lam, Precision, Sent, as_rule, overshooting, unstable
+from descant.precision import Lam, Precision, Sent, as_rule, overshooting, strongest, unstable
 from descant.ranges import Log, Whole
 from descant.task import Task
 from descant.tree import Tree, concat, map_tree, stack, take
@@ -108,6 +108,9 @@ class CGPFL(Algorithm):
     def rule(self) -> Precision:
         """What the precision of each cluster's prior follows."""
         return as_rule(self.lam)
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("eta", strongest(self.lam))
 
     def cautions(self) -> list[str]:
         overshoots = overshooting("beta", self.beta, self.lam) if self.outer == "pfedme" else []

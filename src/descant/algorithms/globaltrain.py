@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.algorithm import Algorithm, ClientData, Message, Round, Weights, average
+from descant.algorithm import Algorithm, ClientData, LocalStep, Message, Round, Weights, average
 from descant.fields import hyper
 from descant.prior import Flat
 from descant.ranges import Log
@@ -55,6 +55,9 @@ class GlobalTrain(Algorithm):
     momentum: float = hyper(0.0, "share of the last direction that is kept", low=0, below=1)
     weight_decay: float = hyper(0.0, "strength of the pull to zero", low=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("lr")
 
     @property
     def solver(self) -> SGD:

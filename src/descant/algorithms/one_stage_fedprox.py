@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from descant.algorithm import ClientData, Message, Round, Weights, average
+from descant.algorithm import ClientData, LocalStep, Message, Round, Weights, average
 from descant.belief import Belief, SharedPrior, Told
 from descant.errors import UsageError
 from descant.fields import hyper
@@ -87,6 +87,9 @@ class OneStageFedProx(SharedPrior):
             assert isinstance(self.lam, float) and self.L is not None and self.mu is not None
             return Schedule(*corollary_steps(self.lam, self.L, self.mu))
         return Schedule(self.eta, self.gamma, self.K)
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("eta", strongest(self.lam))
 
     def cautions(self) -> list[str]:
         lam = strongest(self.lam)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.algorithm import ClientData, Message, Round, Weights
+from descant.algorithm import ClientData, LocalStep, Message, Round, Weights
 from descant.belief import Belief, SharedPrior, Told
 from descant.bregman import DiagonalGaussian, Family, FullGaussian, SphericalGaussian
 from descant.errors import UsageError
@@ -108,6 +108,9 @@ class pFedBreD(SharedPrior):
         if isinstance(self.lam, Adaptive) and not self.family.is_gaussian:
             raise UsageError(f"pfedbred.lam = {{ name = \"adaptive\" }} is derived for Gaussian priors and "
                              f"does not fit the family {self.family.name}: use a number for lam")
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("a", strongest(self.lam))
 
     def cautions(self) -> list[str]:
         found = unstable("a", self.a, self.lam)  # in the dual variable the pull is lam in every family

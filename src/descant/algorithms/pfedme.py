@@ -7,10 +7,10 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from descant.algorithm import ClientData, Message, Weights
+from descant.algorithm import ClientData, LocalStep, Message, Weights
 from descant.belief import SharedPrior, Told
 from descant.fields import hyper
-from descant.precision import Lam, overshooting, unstable
+from descant.precision import Lam, overshooting, strongest, unstable
 from descant.prior import Gaussian
 from descant.ranges import Log
 from descant.solve import SGD, settle
@@ -51,6 +51,9 @@ class pFedMe(SharedPrior):
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
     start: Literal["theta", "w"] = hyper("theta", "where the steps on theta begin for each batch")
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("alpha", strongest(self.lam))
 
     def cautions(self) -> list[str]:
         return unstable("alpha", self.alpha, self.lam) + overshooting("eta", self.eta, self.lam)
