@@ -121,7 +121,7 @@ def run(
         console = make_console()
         if out is not None:
             directory.require_free(out)  # told before the data is made
-        tables = config.demo().dump() if file is None else config.read_toml(file)
+        tables = config.DEMO if file is None else config.read_toml(file)
         experiment = config.Experiment.parse(config.override(tables, settings or ()))
         if file is None:
             console.print("no FILE given: this is the demo experiment", soft_wrap=True)
@@ -218,8 +218,7 @@ def advise(
         from descant.report.advice import show_advice
         from descant.theory.advise import ask, recommend
 
-        demo = config.demo().dump()
-        tables = demo if file is None else {"algorithm": demo["algorithm"], **config.read_toml(file)}
+        tables = config.DEMO if file is None else {"algorithm": config.DEMO["algorithm"], **config.read_toml(file)}
         experiment = config.Experiment.parse(config.override(tables, settings or ()))
         console = make_console()
         if file is None and not as_json:
@@ -387,8 +386,7 @@ def show_data(
         from descant.report.data_picture import draw_federation
         from descant.report.data_table import show_federation
 
-        demo = config.demo().dump()
-        tables = demo if file is None else {"algorithm": demo["algorithm"], **config.read_toml(file)}
+        tables = config.DEMO if file is None else {"algorithm": config.DEMO["algorithm"], **config.read_toml(file)}
         experiment = config.Experiment.parse(config.override(tables, settings or ()))
         console = make_console()
         if file is None:

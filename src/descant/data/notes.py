@@ -13,6 +13,7 @@ from descant.division import SPLITS, Division
 
 LARGE = 10.0  # a mean or a deviation beyond this is not that of a scaled feature
 SMALL = 5  # rows of a client below which its figures are chance
+FEW = 5  # whole values of a real target that look like classes
 NAMED = 3  # columns or clients that are named; the others are counted
 
 
@@ -51,7 +52,8 @@ def about_scale(found: Sequence[Unscaled]) -> str:
 def observed(x: Tensor, y: Tensor, division: Division, column_names: Sequence[str] | None,
              class_names: Sequence[str] | None, scaled: bool) -> tuple[str, ...]:
     """Notes on rows as they came, before anything is imputed or scaled; `scaled`: they will be."""
-    return (*_about_labels(y, class_names), *_about_sizes(division),
+    return (*_about_labels(y, class_names), *([] if column_names is None else _about_target(y)),
+            *_about_sizes(division),
             *_about_empty_columns(x, division, column_names),
             *([] if scaled or not (found := unscaled(x, division.train.indices, column_names))
               else [about_scale(found)]))
@@ -65,8 +67,18 @@ def _about_labels(y: Tensor, class_names: Sequence[str] | None) -> list[str]:
     low, high = class_names[0], class_names[-1]
     which = _listed(class_names) if len(class_names) <= 10 else f"{len(class_names)} numbers from {low} to {high}"
     many = "; if y holds no classes but numbers, make it float" if len(class_names) > 10 else ""
-    return [f"the labels are {which}, and not 0 to {len(class_names) - 1}: these are the classes, called by "
-            f"their labels{many}"]
+    return [f"the labels are {which}: these are the {len(class_names)} classes, called by their labels{many}"]
+
+
+def _about_target(y: Tensor) -> list[str]:
+    """Where the target of a table is real, and looks like classes."""
+    if not y.is_floating_point() or y.dim() != 1:
+        return []
+    values = y.unique()
+    if len(values) > FEW or len(values) == len(y) or not bool((values == values.round()).all()):
+        return []
+    return [f"the target has only the values {_listed([f'{value:g}' for value in values.tolist()])}, and is taken "
+            "for a real number: if these are classes, list them as classes in [schema]"]
 
 
 def _about_sizes(division: Division) -> list[str]:
