@@ -180,7 +180,8 @@ federation.register(app)  # certificates, server, client
 def advise(
     file: Annotated[Path | None, typer.Argument(
         metavar="FILE", show_default=False,
-        help="The experiment, a TOML file; of its method only the weight decay counts. Without it: the demo."
+        help="The experiment, a TOML file; of its method only the weight decay and the cost count. Without it: "
+             "the demo."
         )] = None,
     settings: Settings = None,
     clients: Annotated[int, typer.Option("--clients", metavar="N", min=2,
@@ -201,7 +202,8 @@ def advise(
 
     Some clients fit a model of their own. From how far these lie apart, and how sure each of them is,
     follow the heterogeneity of the federation and, by the theory of one-stage FedProx, the strength lambda
-    of the pull to the common model, step sizes, and how many rounds that takes.
+    of the pull to the common model, step sizes, and how many rounds that takes. The settings to follow spend no
+    more gradient steps than the experiment.
 
     \b
     Examples:
@@ -216,7 +218,7 @@ def advise(
         from descant.experiment import config
         from descant.progress import counting
         from descant.report.advice import show_advice
-        from descant.theory.advise import ask, recommend
+        from descant.theory.advise import ask, recommend, spent
 
         tables = config.DEMO if file is None else {"algorithm": config.DEMO["algorithm"], **config.read_toml(file)}
         experiment = config.Experiment.parse(config.override(tables, settings or ()))
@@ -226,7 +228,7 @@ def advise(
         with ExitStack() as stack:
             found = ask(experiment, clients=clients, steps=steps, ridge=ridge,
                         begin=lambda count: stack.enter_context(counting(console, count, "client")))
-        advice = recommend(found, cap=cap, eps=eps)
+        advice = recommend(found, cap=cap, eps=eps, budget=spent(experiment))
         if as_json:
             typer.echo(json.dumps(advice.dump(), indent=2))
         else:

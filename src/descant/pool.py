@@ -166,9 +166,11 @@ class Federation:
         `scale` and `impute` are described in `descant.data.preprocess`.
         """
         from descant.data.labels import as_classes  # which belong to the data, and these to the pool
+        from descant.data.notes import about_labels
         from descant.data.preprocess import Preprocess
 
         xt, yt = _as_tensor(x, "x"), _as_tensor(y, "y")
+        labels = None
         if not yt.is_floating_point():
             yt = yt.long()
             if classes is None:
@@ -185,7 +187,8 @@ class Federation:
                 raise UsageError("the partition says which client, name and split each row has, and who is "
                                  "unseen: leave out client, names, group and unseen")
             division = Division.read(partition, fingerprint_of(xt, yt))
-            return cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
+            made = cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
+            return dataclasses.replace(made, notes=about_labels(labels) + made.notes)
         if client is None:
             raise UsageError("client is missing: give the id of each sample's client, or a saved partition")
         ids, groups = _as_ids(client, "client"), None if group is None else _as_ids(group, "group")
@@ -197,7 +200,8 @@ class Federation:
         division = Division.of(
             ids, labels=yt.numpy() if classes is not None and yt.dim() == 1 else None, group=groups,
             test=test, validation=validation, seed=seed, unseen=unseen, names=names)
-        return cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
+        made = cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
+        return dataclasses.replace(made, notes=about_labels(labels) + made.notes)
 
     @classmethod
     def divided(
@@ -213,7 +217,7 @@ class Federation:
             row = int(torch.nonzero(~torch.isfinite(y).reshape(len(y), -1).all(1))[0])
             raise UsageError(f"y has a missing or infinite value in row {row}: leave the row out")
         treatment = None
-        notes = observed(x, y, division, column_names, class_names, preprocess.scale != "none")
+        notes = observed(x, y, division, column_names, preprocess.scale != "none")
         if preprocess.changes:
             source = source or fingerprint_of(x, y)
             x, treatment = preprocess.apply(x, division.train, division.validation, division.test)

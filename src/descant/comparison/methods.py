@@ -176,7 +176,7 @@ def _expand(table: dict[str, Any], where: str) -> Iterator[Contender]:
         raise UsageError(f"{where}.grid must give each field a list of values, such as {{ lam = [15, 30] }}")
     for values in itertools.product(*grid.values()):
         place = dict(zip(grid, values, strict=True))
-        member = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
+        member: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
         for field, value in place.items():
             _set(member, field, value)
         name = f"{label or method.name} {_settings(place)}"

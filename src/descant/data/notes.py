@@ -50,24 +50,22 @@ def about_scale(found: Sequence[Unscaled]) -> str:
 
 
 def observed(x: Tensor, y: Tensor, division: Division, column_names: Sequence[str] | None,
-             class_names: Sequence[str] | None, scaled: bool) -> tuple[str, ...]:
+             scaled: bool) -> tuple[str, ...]:
     """Notes on rows as they came, before anything is imputed or scaled; `scaled`: they will be."""
-    return (*_about_labels(y, class_names), *([] if column_names is None else _about_target(y)),
-            *_about_sizes(division),
+    return (*([] if column_names is None else _about_target(y)), *_about_sizes(division),
             *_about_empty_columns(x, division, column_names),
             *([] if scaled or not (found := unscaled(x, division.train.indices, column_names))
               else [about_scale(found)]))
 
 
-def _about_labels(y: Tensor, class_names: Sequence[str] | None) -> list[str]:
-    """Where the labels are numbers with gaps, which became classes of these names."""
-    if class_names is None or not all(map(str.isdecimal, class_names)) or (
-            list(class_names) == [str(k) for k in range(len(class_names))]):
-        return []
-    low, high = class_names[0], class_names[-1]
-    which = _listed(class_names) if len(class_names) <= 10 else f"{len(class_names)} numbers from {low} to {high}"
-    many = "; if y holds no classes but numbers, make it float" if len(class_names) > 10 else ""
-    return [f"the labels are {which}: these are the {len(class_names)} classes, called by their labels{many}"]
+def about_labels(labels: Sequence[str] | None) -> tuple[str, ...]:
+    """Where labels with gaps became classes (`labels.as_classes`)."""
+    if labels is None:
+        return ()
+    many = len(labels) > 10
+    which = f"{len(labels)} numbers from {labels[0]} to {labels[-1]}" if many else _listed(labels)
+    remedy = "; if y holds no classes but numbers, make it float" if many else ""
+    return (f"the labels are {which}: these are the {len(labels)} classes, called by their labels{remedy}",)
 
 
 def _about_target(y: Tensor) -> list[str]:

@@ -25,6 +25,7 @@ class Samples:
     common: dict[str, Tensor] = field(default_factory=dict)  # what is known of them all together
     class_names: tuple[str, ...] | None = None  # where they differ from those of the dataset
     column_names: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()  # what people should know, one line each
 
     @property
     def labels(self) -> np.ndarray | None:

@@ -110,6 +110,7 @@ class DataSpec(Checked):
         known = self.partition.name in PARTITIONS and (  # not an object that only Python can pass
             isinstance(self.dataset, Folder) or self.dataset.name in DATASETS)
         return dataclasses.replace(federation, truth=self._truth(samples, division),
+                                   notes=samples.notes + federation.notes,
                                    origin=anchored(self.dump(), Path.cwd()) if known else None)
 
     def _divide(self, samples: Samples, client: np.ndarray) -> Division:

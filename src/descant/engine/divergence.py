@@ -67,14 +67,13 @@ class Levels:
         constant, accuracy = (each[clients] for each in self._constant(split))
         suspect = finite & ~(loss <= FAR * constant)  # also where the constant's loss is not known
         if not (suspect & has_rows).any():
-            return has_rows & ~finite
+            return np.asarray(has_rows & ~finite)
         level = np.fmax(constant, self.initial)
         far = finite & (loss > FAR * level)
         if "accuracy" in values:
             avoided = values["accuracy"] - accuracy
             far &= ~(avoided > CLEARLY * (1 - accuracy)) | (loss > LOST * level)
-        result: np.ndarray = has_rows & (~finite | far)
-        return result
+        return np.asarray(has_rows & (~finite | far))
 
     def soars(self, loss: float, first: float) -> bool:
         """Whether the mean training loss of a round says so; `first` is that of the first round."""
@@ -122,7 +121,7 @@ class Levels:
         own = self._federation.split(split)
         squares = _sums(y.square().mean(1).numpy()[own.indices], own.sizes) / np.maximum(own.sizes, 1)
         seen = y[torch.from_numpy(self._federation.train.indices)]
-        return np.fmax(squares, float(seen.var(0, correction=0).mean()))
+        return np.asarray(np.fmax(squares, float(seen.var(0, correction=0).mean())))
 
     def _shares_of_largest(self, split: SplitName) -> np.ndarray:
         """The share of each client's most frequent class among its rows: at least 1 / C, which alone is known
@@ -132,7 +131,7 @@ class Levels:
         if self._federation.elsewhere or "accuracy" not in self._task.metric_names:
             return share
         table = self._federation.split(split)
-        for client in np.flatnonzero(table.sizes):
+        for client in np.flatnonzero(table.sizes).tolist():
             labels = self._federation.y[table[client]].long().flatten()
             share[client] = int(torch.bincount(labels).max()) / len(labels)
         return share
