@@ -285,8 +285,8 @@ def test_settings_that_cost_too_much_make_room_for_some_within_the_budget() -> N
     assert "18 times the experiment's" in said(poor)
     assert not any(path.startswith("train.") for path in poor.settings)
     assert (poor.settings["algorithm.K"], poor.lam) == (5, full.lam)
-    made = Experiment.parse(override(tomllib.loads(LOGISTIC) | {"algorithm": {"name": "fedavg"}},
-                                     [f"{path}={report._value(value)}" for path, value in poor.settings.items()]))
+    listed = [f"{path}={report._value(value)}" for path, value in poor.settings.items()]
+    made = Experiment.parse(override(tomllib.loads(LOGISTIC) | {"algorithm": {"name": "fedavg"}}, listed))
     assert made.algorithm.cautions() == []
 
 

@@ -74,8 +74,8 @@ def test_a_classifier(loss: float, accuracy: float, diverged: bool) -> None:
 
 
 def test_unbalanced_classes_do_not_lower_the_level() -> None:
-    """Entropy 0.117 of 39 rows to 1: ten times that is 1.2, where a model that has not begun can be. But what is
-    clearly better than a constant is more where the constant is right in 39 of 40 rows."""
+    """Entropy 0.117 of 39 rows to 1: ten times that is 1.2, where a model that has not begun can be. But what
+    is clearly better than a constant is more where the constant is right in 39 of 40 rows."""
     found = levels(classes(40, (39 / 40, 1 / 40)))
     assert not told(found, 1.5, 0.5, 0.5)
     assert told(found, 1.01 * FAR * LOG2, 0.95, 0.5)
@@ -152,7 +152,8 @@ def test_the_training_loss() -> None:
 
 
 @pytest.mark.parametrize(("diverged", "clients", "failed", "no_result"), [
-    (0, 20, 0, False), (9, 20, 0, False), (10, 20, 0, True), (1, 1, 0, True), (4, 20, 12, True), (0, 5, 5, False),
+    (0, 20, 0, False), (9, 20, 0, False), (10, 20, 0, True), (1, 1, 0, True), (4, 20, 12, True),
+    (0, 5, 5, False),
 ])
 def test_when_a_run_is_no_result(diverged: int, clients: int, failed: int, no_result: bool) -> None:
     assert has_diverged({"diverged": diverged, "clients": clients, "failed": failed}) is no_result
@@ -235,7 +236,7 @@ def test_the_command_line_fails_and_keeps_the_directory(tmp_path: Path) -> None:
     assert json.loads((out / "summary.json").read_text())["last"]["personal"]["diverged"] == 20
     code, text, err = call("resume", out, "--rounds", "5")
     assert (code, err.startswith("error: the models of all 20 clients have diverged")) == (1, True)
-    assert "round 1:" not in text and "round 5:" not in text  # told once
+    assert not any(f"round {number}: the" in text for number in range(1, 6))  # told once
 
 
 def test_a_stronger_pull_alone_does_not_diverge(tmp_path: Path) -> None:
@@ -251,5 +252,5 @@ def test_a_last_round_that_diverged_after_a_good_one_is_a_warning(capsys: pytest
                "divergence": {"round": 4, "words": "the models of all 5 clients have diverged; do this"}}
     _require_result(summary)
     assert capsys.readouterr().err == (
-        "warning: in the last round the models of all 5 clients have diverged; figures and models are those of the "
-        "best round; do this\n")
+        "warning: in the last round the models of all 5 clients have diverged; figures and models are those "
+        "of the best round; do this\n")

@@ -130,7 +130,8 @@ def test_clients_too_small_for_a_test_row_are_dropped_and_reported() -> None:
     fed = Federation.from_arrays(np.arange(7.0)[:, None], np.zeros(7), client)
     assert fed.names == ("b", "c")
     assert fed.notes == ("client 'a' dropped: 1 row", "client 'd' dropped: 1 row",
-                         "clients 'b' (2) and 'c' (3) have fewer than 5 rows: what is measured there is chance")
+                         "clients 'b' (2) and 'c' (3) have fewer than 5 rows: what is measured there is "
+                         "chance")
     assert (fed.test.sizes > 0).all()
     alone = split_rows(np.array([3, 4, 5]), None, 0, 2, 0.25, 0.2)  # client c is still number 2
     assert np.array_equal(fed.test[1], alone[2])
@@ -146,7 +147,7 @@ def test_a_client_of_one_group_is_dropped_and_many_are_counted() -> None:
     fed = Federation.from_arrays(np.zeros((9, 1)), np.zeros(9), [0] * 5 + [1] * 4,
                                  group=[0, 1, 2, 3, 4] + [7] * 4)
     assert fed.notes == ("client '1' dropped: 1 group of rows",)
-    many = Federation.from_arrays(np.zeros((40, 1)), np.zeros(40), np.minimum(np.arange(40), 30))  # 30: 10 rows
+    many = Federation.from_arrays(np.zeros((40, 1)), np.zeros(40), np.minimum(np.arange(40), 30))
     assert len(many.notes) == 11
     assert many.notes[-1] == "20 more dropped: 1 row each"
 

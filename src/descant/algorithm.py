@@ -108,8 +108,8 @@ class Algorithm(Checked, ABC):
         return 1
 
     def local_step(self) -> LocalStep | None:
-        """The step that decides whether training is stable, where there is one: on losses of curvature L, plain
-        gradient steps must be less than 2 / (L + pull)."""
+        """The step that decides whether training is stable, where there is one: on losses of curvature L,
+        plain gradient steps must be less than 2 / (L + pull)."""
         return LocalStep("solver.lr") if hasattr(self, "solver") else None
 
     def cautions(self) -> list[str]:

@@ -56,7 +56,8 @@ def show(console: Console, entry: dict[str, Any]) -> None:
     if entry.get("presets"):
         console.print(f"\npresets, as in {section}.preset = \"{next(iter(entry['presets']))}\"")
         for name, values in entry["presets"].items():
-            console.print(f"  {name}: {', '.join(f'{key} = {_written(item)}' for key, item in values.items())}")
+            words = ", ".join(f"{key} = {_written(item)}" for key, item in values.items())
+            console.print(f"  {name}: {words}")
     for field in entry["fields"]:
         for option in field["options"]:
             choice = "" if option["name"] is None else f' = {{ name = "{option["name"]}" }}'

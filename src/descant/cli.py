@@ -180,8 +180,7 @@ federation.register(app)  # certificates, server, client
 def advise(
     file: Annotated[Path | None, typer.Argument(
         metavar="FILE", show_default=False,
-        help="The experiment, a TOML file; of its method only the weight decay and the cost count. Without it: "
-             "the demo."
+        help="The experiment, a TOML file; of its method, weight decay and cost count. Without it: the demo."
         )] = None,
     settings: Settings = None,
     clients: Annotated[int, typer.Option("--clients", metavar="N", min=2,
@@ -202,8 +201,8 @@ def advise(
 
     Some clients fit a model of their own. From how far these lie apart, and how sure each of them is,
     follow the heterogeneity of the federation and, by the theory of one-stage FedProx, the strength lambda
-    of the pull to the common model, step sizes, and how many rounds that takes. The settings to follow spend no
-    more gradient steps than the experiment.
+    of the pull to the common model, step sizes, and how many rounds that takes. The settings to follow spend
+    no more gradient steps than the experiment.
 
     \b
     Examples:
@@ -220,7 +219,8 @@ def advise(
         from descant.report.advice import show_advice
         from descant.theory.advise import ask, recommend, spent
 
-        tables = config.DEMO if file is None else {"algorithm": config.DEMO["algorithm"], **config.read_toml(file)}
+        tables = config.DEMO if file is None else {
+            "algorithm": config.DEMO["algorithm"], **config.read_toml(file)}
         experiment = config.Experiment.parse(config.override(tables, settings or ()))
         console = make_console()
         if file is None and not as_json:
@@ -388,7 +388,8 @@ def show_data(
         from descant.report.data_picture import draw_federation
         from descant.report.data_table import show_federation
 
-        tables = config.DEMO if file is None else {"algorithm": config.DEMO["algorithm"], **config.read_toml(file)}
+        tables = config.DEMO if file is None else {
+            "algorithm": config.DEMO["algorithm"], **config.read_toml(file)}
         experiment = config.Experiment.parse(config.override(tables, settings or ()))
         console = make_console()
         if file is None:
@@ -421,11 +422,11 @@ def _require_result(summary: dict[str, Any]) -> None:
     why = "" if divergence is None else f"; {divergence['words'].partition('; ')[2]}"
     if summary["diverged"]:
         chosen = best or last
-        raise DescantError(f"{whose(chosen['personal'])} diverged (round {chosen['round']}): there is no result"
-                           f"{why}")
+        raise DescantError(f"{whose(chosen['personal'])} diverged (round {chosen['round']}): there is no "
+                           f"result{why}")
     if last is not None and last["personal"]["diverged"]:
-        typer.echo(f"warning: in the last round {whose(last['personal'])} diverged"
-                   f"{'' if best is None else '; figures and models are those of the best round'}{why}", err=True)
+        chosen = "" if best is None else "; figures and models are those of the best round"
+        typer.echo(f"warning: in the last round {whose(last['personal'])} diverged{chosen}{why}", err=True)
 
 
 @contextmanager

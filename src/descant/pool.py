@@ -74,8 +74,9 @@ class Federation:
             if low < 0 or high >= self.classes:
                 raise UsageError(f"labels lie in {low}..{high}, outside the range 0..{self.classes - 1} "
                                  f"of classes = {self.classes}")
+        columns = self.x.shape[1] if self.x.dim() == 2 else None
         for what, own, names in (("classes", self.classes, self.class_names),
-                                 ("columns", self.x.shape[1] if self.x.dim() == 2 else None, self.column_names)):
+                                 ("columns", columns, self.column_names)):
             if names is not None and own is not None and len(names) != own:
                 raise UsageError(f"there are {len(names)} names for {own} {what}: give one for each")
 

@@ -314,8 +314,8 @@ def strongest(lam: Lam | Precision) -> float:
     return as_rule(lam).most()
 
 
-#: What the clients' losses are taken to curve where nobody says: those of linear models on features in [0, 1] or
-#: with deviation 1 have an L between 1 and 20.
+#: What the clients' losses are taken to curve where nobody says: those of linear models on features in [0, 1]
+#: or with deviation 1 have an L between 1 and 20.
 USUAL_CURVATURE = 10.0
 
 
@@ -325,8 +325,8 @@ def inner_step(lam: Lam | Precision, L: float | None = None) -> float:
 
 
 def outer_step(lam: Lam | Precision) -> float:
-    """The step of w <- w - step lam (w - theta) that takes three quarters of the way to theta, with room below
-    the bound 1 / lam. Without a pull, w stays whatever the step."""
+    """The step of w <- w - step lam (w - theta) that takes three quarters of the way to theta, with room
+    below the bound 1 / lam. Without a pull, w stays whatever the step."""
     return 0.75 / top if (top := strongest(lam)) > 0 else 1.0
 
 

@@ -63,9 +63,9 @@ class CGPFL(Algorithm):
     theta is what a client predicts with, and never leaves it. With K = 1 this is pFedMe.
 
     The printed step of w_i is beta (2/N) (w_i - theta), which with the paper's 0.005 and 40 clients moves
-    w_i by 1/4000 of the gap and trains nothing; `outer = "printed"` takes it. In the preset "paper", the paper's
-    "lr" is read as beta, and eta is that of pFedMe's code, as are the batches and where the steps on theta
-    begin.
+    w_i by 1/4000 of the gap and trains nothing; `outer = "printed"` takes it. In the preset "paper", the
+    paper's "lr" is read as beta, and eta is that of pFedMe's code, as are the batches and where the steps on
+    theta begin.
 
     Clusters. The first round (`k_rounds`: a later one, with one model for all before) makes them, by the
     best of several k-means++ starts. Members restart from one model, so that k-means mostly finds the
@@ -84,9 +84,9 @@ class CGPFL(Algorithm):
     where cost(K) = sum_i (m_i / m) ||w_i - w_{k(i)}||^2 (12). The printed logarithm is negative for d > e m;
     0 in its place leaves the cost alone, and K is the largest. Theorem 2 has lam + L/2 for mu; but the first
     uploads lie near each other, and mu is in effect a knob for K. The paper gives none. The default was set
-    by its setting of 40 clients of Fashion-MNIST, where less than 3.8 leads to K = 1, 5 to 6, 8 to 12 and more
-    than 15 to 20; elsewhere it may have to be ten times as large or small. (With the smaller steps of the preset
-    "paper", uploads lie nearer, and 200 leads to about 10.) The report of the round (`choice`)
+    by its setting of 40 clients of Fashion-MNIST, where less than 3.8 leads to K = 1, 5 to 6, 8 to 12 and
+    more than 15 to 20; elsewhere it may have to be ten times as large or small. (With the smaller steps of
+    the preset "paper", uploads lie nearer, and 200 leads to about 10.) The report of the round (`choice`)
     says which K every mu would choose. `K_by_validation` is another way to K.
 
     `lam` can follow a rule, each cluster its own; the rules start anew when the clusters are made, and learn

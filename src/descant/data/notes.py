@@ -45,8 +45,8 @@ def about_scale(found: Sequence[Unscaled]) -> str:
     """In words, with the remedy."""
     one = len(found) == 1
     return (f"{'column' if one else 'columns'} {_listed([str(each) for each in found])} "
-            f"{'is' if one else 'are'} not scaled: training with the usual step sizes is likely to diverge; set "
-            'scale = "client" in [data]')
+            f"{'is' if one else 'are'} not scaled: training with the usual step sizes is likely to diverge; "
+            'set scale = "client" in [data]')
 
 
 def observed(x: Tensor, y: Tensor, division: Division, column_names: Sequence[str] | None,
@@ -75,8 +75,9 @@ def _about_target(y: Tensor) -> list[str]:
     values = y.unique()
     if len(values) > FEW or len(values) == len(y) or not bool((values == values.round()).all()):
         return []
-    return [f"the target has only the values {_listed([f'{value:g}' for value in values.tolist()])}, and is taken "
-            "for a real number: if these are classes, list them as classes in [schema]"]
+    listed = _listed([f"{value:g}" for value in values.tolist()])
+    return [f"the target has only the values {listed}, and is taken for a real number: if these are classes, "
+            "list them as classes in [schema]"]
 
 
 def _about_sizes(division: Division) -> list[str]:
@@ -85,8 +86,8 @@ def _about_sizes(division: Division) -> list[str]:
     if not len(small):
         return []
     who = _listed([f"{division.names[k]!r} ({size[k]})" for k in small])
-    return [f"{'client' if len(small) == 1 else 'clients'} {who} "
-            f"{'has' if len(small) == 1 else 'have'} fewer than {SMALL} rows: what is measured there is chance"]
+    whose = f"client {who} has" if len(small) == 1 else f"clients {who} have"
+    return [f"{whose} fewer than {SMALL} rows: what is measured there is chance"]
 
 
 def _about_empty_columns(x: Tensor, division: Division, names: Sequence[str] | None) -> list[str]:

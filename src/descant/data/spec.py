@@ -106,7 +106,8 @@ class DataSpec(Checked):
         source = None if seen is samples else fingerprint_of(samples.x, samples.y)
         federation = Federation.divided(
             seen.x, seen.y, division, samples.classes, self.preprocess, source,
-            samples.class_names or self.dataset.class_names, samples.column_names or self.dataset.column_names)
+            samples.class_names or self.dataset.class_names,
+            samples.column_names or self.dataset.column_names)
         known = self.partition.name in PARTITIONS and (  # not an object that only Python can pass
             isinstance(self.dataset, Folder) or self.dataset.name in DATASETS)
         return dataclasses.replace(federation, truth=self._truth(samples, division),

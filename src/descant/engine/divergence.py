@@ -7,22 +7,22 @@ initial model. The larger of them is the client's level. A model has diverged wh
     it is more than FAR times the level, and the model is not clearly more accurate than a constant; or
     it is more than LOST times the level, whatever its accuracy.
 
-Why so. The constant of a classifier is the uniform prediction, with the loss log C for everyone. The entropy of
-the classes would be less, but 10 times the entropy of very unbalanced classes is below the log C at which an
-untrained model begins; and that of one client is 0 where it has a single class. The constant of a regression
-is the mean of all training targets, or 0 for a client whose own targets lie elsewhere: a model that has only
-begun to learn targets around 1000 has not diverged. Where the loss is the user's own, the initial model alone
-tells its level.
+Why so. The constant of a classifier is the uniform prediction, with the loss log C for everyone. The entropy
+of the classes would be less, but 10 times the entropy of very unbalanced classes is below the log C at which
+an untrained model begins; and that of one client is 0 where it has a single class. The constant of a
+regression is the mean of all training targets, or 0 for a client whose own targets lie elsewhere: a model
+that has only begun to learn targets around 1000 has not diverged. Where the loss is the user's own, the
+initial model alone tells its level.
 
 FAR: a mean cross-entropy of 10 log C means that the classes that were right had a probability of C^-10 in the
-(geometric) mean. A classifier can be that sure and mostly right, and is then overconfident, not diverged; hence
-the look at its accuracy. Beyond LOST that does not help: outputs of a million, in float32, are held to a tenth,
-and steps of any sensible size are lost in rounding.
+(geometric) mean. A classifier can be that sure and mostly right, and is then overconfident, not diverged;
+hence the look at its accuracy. Beyond LOST that does not help: outputs of a million, in float32, are held to
+a tenth, and steps of any sensible size are lost in rounding.
 
-Training tells no accuracy, and what a client meets in a round may be a model that others have pulled far away:
-the mean loss on the way is called diverged beyond SOARING times the level. As divergence grows by a factor with
-every step, that comes only a few rounds later. On a server without data the level of what is not a
-classification is not known; the loss of the first round stands in for it.
+Training tells no accuracy, and what a client meets in a round may be a model that others have pulled far
+away: the mean loss on the way is called diverged beyond SOARING times the level. As divergence grows by a
+factor with every step, that comes only a few rounds later. On a server without data the level of what is not
+a classification is not known; the loss of the first round stands in for it.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def _sums(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def symptom(loss: float, scored: dict[str, Any] | None, levels: Levels, first: float) -> str | None:
-    """What says that the models of a round have diverged, in a few words; None if nothing does. `loss` is that
-    of training, `first` that of the first round, `scored` the figures of the personal models."""
+    """What says that the models of a round have diverged, in a few words; None if nothing does. `loss` is
+    that of training, `first` that of the first round, `scored` the figures of the personal models."""
     if scored is not None and scored["diverged"]:
         return f"{whose(scored)} diverged{_height(scored)}"
     return f"the training diverges: its mean loss is {loss:.3g}" if levels.soars(loss, first) else None

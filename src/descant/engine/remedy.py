@@ -1,4 +1,4 @@
-"""What to do when training diverges: the likely cause, with the field to change and the bound it must keep."""
+"""What to do when training diverges: the likely cause, the field to change, and the bound it must keep."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def remedy(work: Work) -> str:
     if adapted or (L := curvature(work)) is None:
         return f"try smaller steps: a smaller algorithm.{step.field}"
     pull = f" + {step.pull:.3g}" if step.pull else ""
-    return (f"try smaller steps: the clients' losses curve by about L = {L:.3g}, for which gradient steps need "
-            f"algorithm.{step.field} < 2 / (L{pull}) = {2 / (L + step.pull):.2g}")
+    return (f"try smaller steps: the clients' losses curve by about L = {L:.3g}, for which gradient steps "
+            f"need algorithm.{step.field} < 2 / (L{pull}) = {2 / (L + step.pull):.2g}")
 
 
 def curvature(work: Work) -> float | None:

@@ -83,7 +83,8 @@ def _diverged(summary: dict[str, Any]) -> str:
     if not any(found.values()):
         return ""
     words = ", ".join(f"{times(count, 'client')} in the {which} round" for which, count in found.items())
-    return f"{words}; first seen in round {summary['divergence']['round']}" if summary["divergence"] else words
+    first = summary["divergence"]
+    return words if first is None else f"{words}; first seen in round {first['round']}"
 
 
 def _clients(summary: dict[str, Any]) -> str:

@@ -163,8 +163,8 @@ def _about_lambda(a: Advice) -> list[str]:
         said.append("It is above L: the common model outweighs a client's data, and all stay close to it.")
     elif a.lam <= a.mu:
         said.append("It is below mu: a client's data outweighs the common model, and it learns nearly alone. "
-                    "LocalTrain, which needs no communication, would do about as well: compare them before you "
-                    "decide.")
+                    "LocalTrain, which needs no communication, would do about as well: compare them before "
+                    "you decide.")
     else:
         said.append("It lies between mu and L: a client keeps what its own data tells clearly, and takes the "
                     "rest from the common model.")
@@ -203,13 +203,14 @@ def _about_theory(a: Advice, found: Estimates) -> list[str]:
 def _about_cost(a: Advice, budget: Budget | None) -> list[str]:
     if budget is None or a.cost is None:
         return []
-    steps = f"{a.gradients * a.clients:,} gradient steps in all, {a.cost:.2g} times the experiment's {budget.total:,}"
+    steps = (f"{a.gradients * a.clients:,} gradient steps in all, {a.cost:.2g} times the experiment's "
+             f"{budget.total:,}")
     if a.cost <= 1:
         return [f"With the steps of Corollary 1 that is {steps}."]
     return [f"With the steps of Corollary 1 it would be {steps}. The settings below leave the "
-            "experiment's rounds and batches as they are and spend no more: gamma = 1 / lambda, as in the paper's "
-            f"experiments on real data, and half of eta = {a.steps.eta:.3g}, since a batch can curve more than all "
-            "rows. No rate is promised for them. "
+            "experiment's rounds and batches as they are and spend no more: gamma = 1 / lambda, as in the "
+            f"paper's experiments on real data, and half of eta = {a.steps.eta:.3g}, since a batch can curve "
+            "more than all rows. No rate is promised for them. "
             'For the promise, take steps = "theory", '
             f'L = {a.L:.4g}, mu = {a.mu:.4g}, batch = "full", one local step and {a.rounds:,} rounds.']
 
