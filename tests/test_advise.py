@@ -20,7 +20,7 @@ from descant.models import make_task
 from descant.report import advice as report
 from descant.task import Batch
 from descant.theory.adaptive import practical_lambda, theorem_lambda
-from descant.theory.advise import Advice, ask, recommend
+from descant.theory.advise import Advice, Budget, ask, recommend, spent
 from descant.theory.estimate import Estimates, Heterogeneity, survey
 from descant.theory.moreau import corollary_steps, predicted_gradients, predicted_rounds
 from descant.vector import Model
@@ -161,7 +161,9 @@ def test_advise_in_json_is_the_survey_and_the_theory(tmp_path: Path) -> None:
     federation = descant.federation("logistic", clients=6, rows=60, dim=3, classes=3).to(torch.float64)
     task = make_task("mclr", federation, dtype=torch.float64, seed=4)
     surveyed = survey(task, federation, np.arange(6), ridge=1 / 36)
-    assert found == json.loads(json.dumps(recommend(surveyed, eps=0.05, cap=7.0).dump()))
+    demo = {"algorithm": {"name": "pfedme", "lam": 15.0}}
+    budget = spent(Experiment.parse(demo | tomllib.loads(LOGISTIC)))
+    assert found == json.loads(json.dumps(recommend(surveyed, eps=0.05, cap=7.0, budget=budget).dump()))
     assert found["L"] == surveyed.L
     assert found["R"] == surveyed.spread.R < surveyed.spread.naive == found["R_naive"]
 
@@ -257,6 +259,45 @@ def test_minibatches_are_offered_where_K_is_large() -> None:
     assert eta == pytest.approx(a.steps.eta / 2, rel=0.01)
     assert made.train.batch == 20
     assert made.algorithm.weight_decay == 0.01  # type: ignore[attr-defined]
+
+
+def test_what_an_experiment_spends() -> None:
+    """pFedMe takes K = 5 gradients on each batch; an epoch of 36 rows has two batches of 20."""
+    train = {"rounds": 3, "cohort": 4, "batch": 20, "local": {"epochs": 2}}
+    tables = tomllib.loads(LOGISTIC) | {"algorithm": {"name": "pfedme"}, "train": train}
+    assert spent(Experiment.parse(tables)) == Budget(5 * 4 * 4 * 3, 4 * 4 * 3)
+    tables |= {"algorithm": {"name": "fedavg"}, "train": train | {"batch": "full"}}
+    assert spent(Experiment.parse(tables)) == Budget(2 * 4 * 3, 2 * 4 * 3)
+
+
+def test_settings_that_cost_too_much_make_room_for_some_within_the_budget() -> None:
+    """The theory's are kept where the experiment can pay for them; the others leave its rounds and batches
+    alone, and take as many gradients on each batch as it does."""
+    found = estimates(1.0)
+    full = recommend(found)
+    needed = full.gradients * full.clients
+    assert full.cost is None
+    rich = recommend(found, budget=Budget(needed, needed))
+    assert (rich.settings, rich.cost) == (full.settings, 1.0)
+    assert "1 times the experiment's" in said(rich)
+    poor = recommend(found, budget=Budget(needed // 18, needed // 90))
+    assert poor.cost == pytest.approx(18, rel=0.01)
+    assert "18 times the experiment's" in said(poor)
+    assert not any(path.startswith("train.") for path in poor.settings)
+    assert (poor.settings["algorithm.K"], poor.lam) == (5, full.lam)
+    listed = [f"{path}={report._value(value)}" for path, value in poor.settings.items()]
+    made = Experiment.parse(override(tomllib.loads(LOGISTIC) | {"algorithm": {"name": "fedavg"}}, listed))
+    assert made.algorithm.cautions() == []
+
+
+def test_who_learns_nearly_alone_is_told_of_localtrain() -> None:
+    """lambda <= mu: a client's own data outweighs the common model."""
+    alone = recommend(estimates(30.0))
+    assert alone.lam <= alone.mu
+    assert "LocalTrain, which needs no communication, would do about as well" in said(alone)
+    together = recommend(estimates(0.3))
+    assert together.lam > together.mu
+    assert "LocalTrain" not in said(together)
 
 
 def test_advise_for_people(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_the_printed_step_is_pfedme_s_at_another_step_size() -> None:
     """beta (2/N) = eta lam at beta = eta lam N / 2 = 0.15: N = 5, eta lam = 0.06."""
     for backend in ("loop", "vectorised"):
         with engine(CGPFL(K=1, outer="printed", beta=0.15), ragged(), backend=backend) as e, \
-             engine(pFedMe(lam=12.0, weights="uniform"), ragged(), backend=backend) as reference, \
+             engine(pFedMe(lam=12.0, eta=0.005, weights="uniform"), ragged(), backend=backend) as reference, \
              engine(CGPFL(K=1, outer="printed"), ragged(), backend=backend) as paper:
             start = e.model.theta
             for each in (e, reference, paper):

@@ -313,7 +313,7 @@ def test_a_sample_of_owners_keeps_names_and_truth(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(DATASETS, "sites", Sites)
     fed = data.federation("sites", clients=1, fewer="sample", seed=3)
     assert fed.names in (("east",), ("west",))
-    assert fed.notes == ("8 of 16 rows belong to no client",)
+    assert fed.notes[0] == "8 of 16 rows belong to no client"
     assert data.federation("sites", clients=1, fewer="merge").names == ("0",)
 
 

@@ -129,13 +129,16 @@ def test_clients_too_small_for_a_test_row_are_dropped_and_reported() -> None:
     client = ["a", "b", "b", "c", "c", "c", "d"]
     fed = Federation.from_arrays(np.arange(7.0)[:, None], np.zeros(7), client)
     assert fed.names == ("b", "c")
-    assert fed.notes == ("client 'a' dropped: 1 row", "client 'd' dropped: 1 row")
+    assert fed.notes == ("client 'a' dropped: 1 row", "client 'd' dropped: 1 row",
+                         "clients 'b' (2) and 'c' (3) have fewer than 5 rows: what is measured there is "
+                         "chance")
     assert (fed.test.sizes > 0).all()
     alone = split_rows(np.array([3, 4, 5]), None, 0, 2, 0.25, 0.2)  # client c is still number 2
     assert np.array_equal(fed.test[1], alone[2])
     everyone = Federation.from_arrays(np.zeros((7, 1)), np.zeros(7), client, test=0)
     assert everyone.names == ("a", "b", "c", "d")
-    assert everyone.notes == ()
+    [told] = everyone.notes
+    assert told.startswith("clients 'a' (1), 'b' (2), 'c' (3) and 1 more have fewer than 5 rows")
     with pytest.raises(UsageError, match="no client has enough rows for a training and a test row each"):
         Federation.from_arrays(np.zeros((3, 1)), np.zeros(3), [0, 1, 2])
 

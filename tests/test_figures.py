@@ -21,7 +21,7 @@ from descant.algorithms import ALGORITHMS, Ditto, FedAvg, LocalTrain, pFedMe
 from descant.comparison import figures
 from descant.division import Table
 from descant.engine.settings import Eval
-from descant.experiment.config import Experiment, demo
+from descant.experiment.config import DEMO, Experiment
 from descant.flower import plan
 from descant.measures import METRICS
 from descant.pool import Federation
@@ -441,7 +441,7 @@ def test_metrics_can_be_added_to_a_run_that_is_there(own: str, tmp_path: Path) -
 
 
 def test_a_node_imports_no_metric_that_a_server_names(own: str) -> None:
-    experiment = dataclasses.replace(demo(), eval=Eval(metrics=(f"{own}:spread",)))
+    experiment = dataclasses.replace(Experiment.parse(DEMO), eval=Eval(metrics=(f"{own}:spread",)))
     assert Experiment.parse(experiment.dump()) == experiment
     tables = plan.tables_of(experiment) | {"eval": experiment.dump()["eval"]}  # whatever a server sends
     with pytest.raises(UsageError, match=f"--allow {own} "):

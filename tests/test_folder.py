@@ -204,7 +204,7 @@ def test_arrays_are_dealt_by_any_partition(partition: str) -> None:
 
 
 def test_arrays_of_real_targets_are_dealt_evenly(tmp_path: Path) -> None:
-    x = np.arange(40.0).reshape(20, 2)
+    x = np.arange(40.0).reshape(20, 2) / 40
     fed = descant.federation((x, x[:, 0]), clients=4)
     assert fed.classes is None
     settings: dict[str, Any] = {"federation": fed, "out": tmp_path / "run"}

@@ -663,9 +663,11 @@ def test_cautions() -> None:
     [caution] = pFedBreD(a_m=0.1).cautions()
     assert caution.startswith("a_m lam = 1.5")
     for family in (DiagonalGaussian((0.1, 2.0)), FullGaussian(((0.1, 0.0), (0.0, 2.0)))):
-        [caution] = pFedBreD(family=family).cautions()  # 15 / 0.1 * 0.01
+        assert pFedBreD(family=family).cautions() == []  # the step of w is derived from lam / Sigma
+        [caution] = pFedBreD(family=family, a_m=0.01).cautions()  # 15 / 0.1 * 0.01
         assert caution.startswith("a_m lam / Sigma = 1.5")
-    assert len(pFedBreD(lam=(1.0, 300.0)).cautions()) == 2
+    assert len(pFedBreD(lam=(1.0, 300.0), a=0.01, a_m=0.01).cautions()) == 2
+    assert pFedBreD(lam=(1.0, 300.0)).cautions() == []
     assert pFedBreD(lam=LearnedVariance(c=0.1), a_m=0.1).cautions() == []  # the precision is at most 10
     [caution] = pFedBreD(lam=LearnedVariance(c=0.1), a=0.2).cautions()
     assert caution.startswith("a = 0.2 with lam up to 10")

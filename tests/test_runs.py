@@ -183,7 +183,8 @@ def test_a_client_whose_loss_is_not_finite_is_counted():
 
     y = np.r_[np.zeros(40), np.full(10, 100.0)].astype("float32")
     federation = descant.Federation.from_arrays(np.zeros((50, 1), "float32"), y, np.repeat(np.arange(5), 10))
-    result = run(model=Overflows(), federation=federation)
+    with pytest.warns(UserWarning, match="the models of 1 of 5 clients have diverged"):
+        result = run(model=Overflows(), federation=federation)
     last = result.history[-1]["personal"]
     assert (last["clients"], last["failed"], last["diverged"]) == (5, 0, 1)
     assert last["test"]["loss"]["mean"] < 1

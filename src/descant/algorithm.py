@@ -8,14 +8,15 @@ runs it as it is. States, messages and uploads are trees: tensors in NamedTuples
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from descant.errors import unknown
 from descant.fields import Checked
 from descant.random import stream
 from descant.task import Batch, Task
@@ -52,6 +53,13 @@ class Message(NamedTuple):
     each: Tree = ()
 
 
+class LocalStep(NamedTuple):
+    """The step with which a client descends on its loss, and on a prior beside it."""
+
+    field: str  # its name, as in "solver.lr"
+    pull: float = 0.0  # the most that the prior adds to the curvature of the loss
+
+
 class ClientData(Protocol):
     """What a client's code sees of its own data in a round."""
 
@@ -68,10 +76,13 @@ class ClientData(Protocol):
 
 @dataclass(frozen=True)
 class Algorithm(Checked, ABC):
-    """A method. The fields are its hyper-parameters, named as in its paper, with its defaults."""
+    """A method. The fields are its hyper-parameters, named as in its paper."""
 
     name: ClassVar[str]
     citation: ClassVar[str]
+    #: Values of some fields by the name of the whole. "paper" has those of the authors where the defaults,
+    #: which are chosen to train in tens of rounds of tens of steps, are others.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: Server and client states must move together (control variates): a client's state may change
     #: only in rounds in which its upload is aggregated.
     tracking: ClassVar[bool] = False
@@ -81,6 +92,13 @@ class Algorithm(Checked, ABC):
     #: same in every round (sample splitting); a client with fewer rows than that has one share for all.
     disjoint_batches: ClassVar[bool] = False
 
+    @classmethod
+    def preset(cls, name: str, **given: Any) -> Self:
+        """The method with the values of a preset; fields that are given win."""
+        if not isinstance(name, str) or name not in cls.presets:
+            raise unknown(f"preset of {cls.name}", name, cls.presets)
+        return cls(**{**cls.presets[name], **given})
+
     def personal_steps(self) -> int | None:
         """How many batches `adapt` (and a `personalize` that trains) is given; None: those of a round."""
         return None
@@ -88,6 +106,11 @@ class Algorithm(Checked, ABC):
     def batches_per_step(self) -> int:
         """How many independent batches each local step is given (meta-learning wants two)."""
         return 1
+
+    def local_step(self) -> LocalStep | None:
+        """The step that decides whether training is stable, where there is one: on losses of curvature L,
+        plain gradient steps must be less than 2 / (L + pull)."""
+        return LocalStep("solver.lr") if hasattr(self, "solver") else None
 
     def cautions(self) -> list[str]:
         """What is allowed but will hardly work, such as a step beyond its stability bound."""

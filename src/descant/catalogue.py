@@ -53,6 +53,11 @@ def show(console: Console, entry: dict[str, Any]) -> None:
     if entry["fields"]:
         console.print(f"\nfields of [{section}]")
         _print_fields(console, entry["fields"])
+    if entry.get("presets"):
+        console.print(f"\npresets, as in {section}.preset = \"{next(iter(entry['presets']))}\"")
+        for name, values in entry["presets"].items():
+            words = ", ".join(f"{key} = {_written(item)}" for key, item in values.items())
+            console.print(f"  {name}: {words}")
     for field in entry["fields"]:
         for option in field["options"]:
             choice = "" if option["name"] is None else f' = {{ name = "{option["name"]}" }}'
@@ -65,7 +70,13 @@ def show(console: Console, entry: dict[str, Any]) -> None:
 def _entry(kind: str, cls: Any) -> dict[str, Any]:
     summary, description = _documentation(cls)
     return {"kind": kind, "name": cls.name, "summary": summary, "description": description,
-            "fields": _fields(cls)} | _citation(cls)
+            "fields": _fields(cls)} | _presets(cls) | _citation(cls)
+
+
+def _presets(cls: Any) -> dict[str, Any]:
+    found = {name: {key: fields.dump(value) for key, value in values.items()}
+             for name, values in getattr(cls, "presets", {}).items()}
+    return {"presets": found} if found else {}
 
 
 def _fields(cls: type) -> list[dict[str, Any]]:
@@ -123,6 +134,12 @@ def _default(row: dict[str, Any]) -> str:
         unusual = {key: item for key, item in value.items() if key not in usual or item != usual[key]}
         return f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in unusual.items())} }}"
     return "absent" if value is None else _toml(value)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in value.items())} }}"
+    return _toml(value)
 
 
 def _toml(value: Any) -> str:

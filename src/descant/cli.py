@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -147,7 +147,7 @@ def run(
         console = make_console()
         if out is not None:
             directory.require_free(out)  # told before the data is made
-        tables = config.demo().dump() if file is None else config.read_toml(file)
+        tables = config.DEMO if file is None else config.read_toml(file)
         experiment = config.Experiment.parse(config.override(tables, settings or ()), ran(allow or ()))
         if file is None:
             console.print("no FILE given: this is the demo experiment", soft_wrap=True)
@@ -158,6 +158,7 @@ def run(
         show_summary(console, done.summary, done.directory)
         if profile:
             show_profile(console, done.stopwatch)
+        _require_result(done.summary)
 
 
 @app.command()
@@ -193,6 +194,7 @@ def resume(
         show_summary(console, done.summary, done.directory)
         if profile:
             show_profile(console, done.stopwatch)
+        _require_result(done.summary)
 
 
 comparison.register(app)
@@ -205,7 +207,7 @@ federation.register(app)  # certificates, server, client
 def advise(
     file: Annotated[Path | None, typer.Argument(
         metavar="FILE", show_default=False,
-        help="The experiment, a TOML file; of its method only the weight decay counts. Without it: the demo."
+        help="The experiment, a TOML file; of its method, weight decay and cost count. Without it: the demo."
         )] = None,
     settings: Settings = None,
     clients: Annotated[int, typer.Option("--clients", metavar="N", min=2,
@@ -227,7 +229,8 @@ def advise(
 
     Some clients fit a model of their own. From how far these lie apart, and how sure each of them is,
     follow the heterogeneity of the federation and, by the theory of one-stage FedProx, the strength lambda
-    of the pull to the common model, step sizes, and how many rounds that takes.
+    of the pull to the common model, step sizes, and how many rounds that takes. The settings to follow spend
+    no more gradient steps than the experiment.
 
     \b
     Examples:
@@ -243,10 +246,10 @@ def advise(
         from descant.permit import ran
         from descant.progress import counting
         from descant.report.advice import show_advice
-        from descant.theory.advise import ask, recommend
+        from descant.theory.advise import ask, recommend, spent
 
-        demo = config.demo().dump()
-        tables = demo if file is None else {"algorithm": demo["algorithm"], **config.read_toml(file)}
+        tables = config.DEMO if file is None else {
+            "algorithm": config.DEMO["algorithm"], **config.read_toml(file)}
         experiment = config.Experiment.parse(config.override(tables, settings or ()), ran(allow or ()))
         console = make_console()
         if file is None and not as_json:
@@ -254,7 +257,7 @@ def advise(
         with ExitStack() as stack:
             found = ask(experiment, clients=clients, steps=steps, ridge=ridge,
                         begin=lambda count: stack.enter_context(counting(console, count, "client")))
-        advice = recommend(found, cap=cap, eps=eps)
+        advice = recommend(found, cap=cap, eps=eps, budget=spent(experiment))
         if as_json:
             typer.echo(json.dumps(advice.dump(), indent=2))
         else:
@@ -414,8 +417,8 @@ def show_data(
         from descant.report.data_picture import draw_federation
         from descant.report.data_table import show_federation
 
-        demo = config.demo().dump()
-        tables = demo if file is None else {"algorithm": demo["algorithm"], **config.read_toml(file)}
+        tables = config.DEMO if file is None else {
+            "algorithm": config.DEMO["algorithm"], **config.read_toml(file)}
         experiment = config.Experiment.parse(config.override(tables, settings or ()))
         console = make_console()
         if file is None:
@@ -437,6 +440,22 @@ def _keep(picture: bytes, out: Path | None, base: Path) -> Path:
             file.write(picture)
             return base / name
     raise AssertionError  # numbers do not end
+
+
+def _require_result(summary: dict[str, Any]) -> None:
+    """A run whose models have diverged has failed, though its directory is whole; one that was well when its
+    best round was chosen, or is for most clients, is told about."""
+    from descant.engine.divergence import whose
+
+    last, best, divergence = summary["last"], summary["best"], summary["divergence"]
+    why = "" if divergence is None else f"; {divergence['words'].partition('; ')[2]}"
+    if summary["diverged"]:
+        chosen = best or last
+        raise DescantError(f"{whose(chosen['personal'])} diverged (round {chosen['round']}): there is no "
+                           f"result{why}")
+    if last is not None and last["personal"]["diverged"]:
+        chosen = "" if best is None else "; figures and models are those of the best round"
+        typer.echo(f"warning: in the last round {whose(last['personal'])} diverged{chosen}{why}", err=True)
 
 
 @contextmanager

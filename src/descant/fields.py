@@ -16,7 +16,7 @@ import numbers
 import operator
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from descant.errors import UsageError, unknown
@@ -34,11 +34,14 @@ def hyper(
     high: float | None = None,
     below: float | None = None,
     search: Range | None = None,
+    derived: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A field with a default, a meaning, and bounds: `low <= value`, `above < value`, and so on. `search` is
-    where tuning looks for a better value; a field without it is not tuned."""
+    where tuning looks for a better value; a field without it is not tuned. A field that is absent (None) may
+    be `derived` from the others of the object, once these are checked; from then on it has that value."""
     bounds = {"low": low, "above": above, "high": high, "below": below}
-    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}, "search": search}
+    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}, "search": search,
+                "derived": derived}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -47,8 +50,12 @@ class Checked:
 
     def __post_init__(self) -> None:
         hints = _hints(type(self))
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        absent = [field for field in dataclasses.fields(self)  # type: ignore[arg-type]
+                  if field.metadata.get("derived") is not None and getattr(self, field.name) is None]
+        for field in (*(f for f in dataclasses.fields(self) if f not in absent), *absent):  # type: ignore[arg-type]
             path = f"{_title(type(self))}.{field.name}"
+            if field in absent:
+                object.__setattr__(self, field.name, field.metadata["derived"](self))
             value = coerce(getattr(self, field.name), hints[field.name], path)
             object.__setattr__(self, field.name, value)
             _check_bounds(value, field.metadata.get("bounds", {}), path)

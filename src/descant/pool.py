@@ -39,9 +39,11 @@ class Federation:
     truth: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     origin: Mapping[str, Any] | None = None  # the [data] section that makes this federation again
     unseen: int = 0
-    notes: tuple[str, ...] = ()  # what was left out when the federation was made, one line each
+    notes: tuple[str, ...] = ()  # what was left out when it was made, and what to know of it, one line each
     source: str | None = None  # the fingerprint of the samples, where x is no longer what was loaded
     treatment: Treatment | None = None  # how x was scaled and completed, where it was
+    class_names: tuple[str, ...] | None = None  # what the classes are called, where that is known
+    column_names: tuple[str, ...] | None = None  # likewise the features of a table
 
     elsewhere: ClassVar[bool] = False  # whether rows, and the clients' states, are on machines of their own
 
@@ -72,6 +74,11 @@ class Federation:
             if low < 0 or high >= self.classes:
                 raise UsageError(f"labels lie in {low}..{high}, outside the range 0..{self.classes - 1} "
                                  f"of classes = {self.classes}")
+        columns = self.x.shape[1] if self.x.dim() == 2 else None
+        for what, own, names in (("classes", self.classes, self.class_names),
+                                 ("columns", columns, self.column_names)):
+            if names is not None and own is not None and len(names) != own:
+                raise UsageError(f"there are {len(names)} names for {own} {what}: give one for each")
 
     @property
     def population(self) -> int:
@@ -137,6 +144,8 @@ class Federation:
         classes: int | None = None,
         seed: int = 0,
         names: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
+        column_names: Sequence[str] | None = None,
         scale: Literal["none", "client", "constants"] = "none",
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -150,16 +159,25 @@ class Federation:
         are split into test, then validation (a share of the rest), then training, stratified by class;
         rows of one `group` stay in one split. Clients that cannot have a training and a test row are
         left out (see `notes`). `unseen` clients, chosen by the seed, come last and never train.
+        Whole numbers in `y` are classes. Where they do not run from 0 without gaps, and no `classes` say
+        that they should, the classes are the distinct labels, called by them. `class_names` and
+        `column_names` are what classes and features are called in tables and pictures.
         In place of `client`, `partition` names a file that `save_partition` wrote.
 
         `scale` and `impute` are described in `descant.data.preprocess`.
         """
-        from descant.data.preprocess import Preprocess  # which belongs to the data, and these to the pool
+        from descant.data.labels import as_classes  # which belong to the data, and these to the pool
+        from descant.data.notes import about_labels
+        from descant.data.preprocess import Preprocess
 
         xt, yt = _as_tensor(x, "x"), _as_tensor(y, "y")
+        labels = None
         if not yt.is_floating_point():
             yt = yt.long()
-            classes = classes if classes is not None else int(yt.max()) + 1 if len(yt) else 1
+            if classes is None:
+                numbers, labels = as_classes(yt.numpy())
+                yt, class_names = torch.from_numpy(numbers), class_names or labels
+                classes = int(yt.max()) + 1 if len(yt) else 1
         if classes is not None and not isinstance(classes, int | np.integer):
             raise UsageError(f"classes must be a whole number, not {classes!r}")
         preprocess = Preprocess(scale=scale, mean=None if mean is None else tuple(mean),
@@ -170,7 +188,8 @@ class Federation:
                 raise UsageError("the partition says which client, name and split each row has, and who is "
                                  "unseen: leave out client, names, group and unseen")
             division = Division.read(partition, fingerprint_of(xt, yt))
-            return cls.divided(xt, yt, division, classes, preprocess)
+            made = cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
+            return dataclasses.replace(made, notes=about_labels(labels) + made.notes)
         if client is None:
             raise UsageError("client is missing: give the id of each sample's client, or a saved partition")
         ids, groups = _as_ids(client, "client"), None if group is None else _as_ids(group, "group")
@@ -182,24 +201,31 @@ class Federation:
         division = Division.of(
             ids, labels=yt.numpy() if classes is not None and yt.dim() == 1 else None, group=groups,
             test=test, validation=validation, seed=seed, unseen=unseen, names=names)
-        return cls.divided(xt, yt, division, classes, preprocess)
+        made = cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
+        return dataclasses.replace(made, notes=about_labels(labels) + made.notes)
 
     @classmethod
     def divided(
         cls, x: Tensor, y: Tensor, division: Division, classes: int | None, preprocess: Preprocess,
-        source: str | None = None,
+        source: str | None = None, class_names: Sequence[str] | None = None,
+        column_names: Sequence[str] | None = None,
     ) -> Federation:
         """The federation of a division; `source` as in the fields."""
+        from descant.data.notes import observed
+
         preprocess.check(x)
         if y.is_floating_point() and not bool(torch.isfinite(y).all()):
             row = int(torch.nonzero(~torch.isfinite(y).reshape(len(y), -1).all(1))[0])
             raise UsageError(f"y has a missing or infinite value in row {row}: leave the row out")
         treatment = None
+        notes = observed(x, y, division, column_names, preprocess.scale != "none")
         if preprocess.changes:
             source = source or fingerprint_of(x, y)
             x, treatment = preprocess.apply(x, division.train, division.validation, division.test)
         return cls(x, y, division.train, division.validation, division.test, classes, division.names,
-                   unseen=division.unseen, notes=division.notes, source=source, treatment=treatment)
+                   unseen=division.unseen, notes=division.notes + notes, source=source, treatment=treatment,
+                   class_names=None if class_names is None else tuple(class_names),
+                   column_names=None if column_names is None else tuple(column_names))
 
     @classmethod
     def from_datasets(cls, datasets: Mapping[str, Any] | Sequence[Any], **options: Any) -> Federation:

@@ -314,6 +314,22 @@ def strongest(lam: Lam | Precision) -> float:
     return as_rule(lam).most()
 
 
+#: What the clients' losses are taken to curve where nobody says: those of linear models on features in [0, 1]
+#: or with deviation 1 have an L between 1 and 20.
+USUAL_CURVATURE = 10.0
+
+
+def inner_step(lam: Lam | Precision, L: float | None = None) -> float:
+    """A step on f + lam/2 ||. - w||^2 that is stable for an f of usual curvature: 1 / (L + lam)."""
+    return 1 / ((USUAL_CURVATURE if L is None else L) + strongest(lam))
+
+
+def outer_step(lam: Lam | Precision) -> float:
+    """The step of w <- w - step lam (w - theta) that takes three quarters of the way to theta, with room
+    below the bound 1 / lam. Without a pull, w stays whatever the step."""
+    return 0.75 / top if (top := strongest(lam)) > 0 else 1.0
+
+
 def unstable(name: str, step: float | None, lam: Lam | Precision, pull: str = "lam") -> list[str]:
     """A caution where gradient steps on f + lam/2 ||. - w||^2 diverge: they need step (L + lam) < 2."""
     top = strongest(lam)

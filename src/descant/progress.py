@@ -67,6 +67,8 @@ class Progress:
         if "note" in row and row["note"] not in self._told:
             self._told.add(row["note"])
             self._say(f"round {row['round']}: {row['note']}")
+        if "divergence" in row:
+            self._say(f"round {row['round']}: {row['divergence']}")
         if row["rejected"]:
             self._say(f"round {row['round']}: rejected {_rejections(row['rejections'])}")
         scored = row.get("personal")

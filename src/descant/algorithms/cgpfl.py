@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -10,13 +10,23 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from descant.algorithm import Algorithm, ClientData, Message, Round, average, toward
+from descant.algorithm import Algorithm, ClientData, LocalStep, Message, Round, average, toward
 from descant.algorithms.pfedme import moreau_rounds
 from descant.belief import Belief, Told
 from descant.clustering import Partition, choose_K, coordinates, kmeans, means, nearest, recluster
 from descant.errors import UsageError
 from descant.fields import hyper
-from descant.precision import Lam, Precision, Sent, as_rule, overshooting, unstable
+from descant.precision import (
+    Lam,
+    Precision,
+    Sent,
+    as_rule,
+    inner_step,
+    outer_step,
+    overshooting,
+    strongest,
+    unstable,
+)
 from descant.ranges import Log, Whole
 from descant.task import Task
 from descant.tree import Tree, concat, map_tree, stack, take
@@ -53,8 +63,9 @@ class CGPFL(Algorithm):
     theta is what a client predicts with, and never leaves it. With K = 1 this is pFedMe.
 
     The printed step of w_i is beta (2/N) (w_i - theta), which with the paper's 0.005 and 40 clients moves
-    w_i by 1/4000 of the gap and trains nothing; `outer = "printed"` takes it. The paper's "lr" is read as
-    beta, and eta is that of pFedMe's code, as are the batches and where the steps on theta begin.
+    w_i by 1/4000 of the gap and trains nothing; `outer = "printed"` takes it. In the preset "paper", the
+    paper's "lr" is read as beta, and eta is that of pFedMe's code, as are the batches and where the steps on
+    theta begin.
 
     Clusters. The first round (`k_rounds`: a later one, with one model for all before) makes them, by the
     best of several k-means++ starts. Members restart from one model, so that k-means mostly finds the
@@ -73,8 +84,9 @@ class CGPFL(Algorithm):
     where cost(K) = sum_i (m_i / m) ||w_i - w_{k(i)}||^2 (12). The printed logarithm is negative for d > e m;
     0 in its place leaves the cost alone, and K is the largest. Theorem 2 has lam + L/2 for mu; but the first
     uploads lie near each other, and mu is in effect a knob for K. The paper gives none. The default was set
-    by its setting of 40 clients of Fashion-MNIST, where less than 120 leads to K = 1, 200 to about 10 and
-    more than 260 to 20; elsewhere it may have to be ten times as large. The report of the round (`choice`)
+    by its setting of 40 clients of Fashion-MNIST, where less than 3.8 leads to K = 1, 5 to 6, 8 to 12 and
+    more than 15 to 20; elsewhere it may have to be ten times as large or small. (With the smaller steps of
+    the preset "paper", uploads lie nearer, and 200 leads to about 10.) The report of the round (`choice`)
     says which K every mu would choose. `K_by_validation` is another way to K.
 
     `lam` can follow a rule, each cluster its own; the rules start anew when the clusters are made, and learn
@@ -91,23 +103,32 @@ class CGPFL(Algorithm):
         "IJCAI 2022, arXiv:2106.13044"
     )
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"lam": 12.0, "eta": 0.09, "beta": 0.005, "mu": 200.0}}
+
     K: int | Literal["auto"] = hyper(4, 'clusters; "auto": by the least bound (CGPFL-Heur)',
                                      low=1, search=Whole(1, 10))
     lam: Lam = hyper(12.0, "strength of the pull of theta to w", above=0, search=Log(1.0, 100.0))
-    eta: float = hyper(0.09, "step size of theta", above=0, search=Log(0.001, 0.3))
-    beta: float = hyper(0.005, "step size of w", above=0, search=Log(0.001, 0.1))
+    eta: float = hyper(None, "step size of theta; absent: 1 / (lam + 10)", above=0, search=Log(0.001, 0.3),
+                       derived=lambda self: inner_step(self.lam))
+    beta: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam (printed: 0.005)",
+                        above=0, search=Log(0.001, 0.1),
+                        derived=lambda self: outer_step(self.lam) if self.outer == "pfedme" else 0.005)
     alpha: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     S: int = hyper(5, "gradient steps on theta for each batch", low=1)
     outer: Literal["pfedme", "printed"] = hyper("pfedme", "step of w: beta lam, or the printed 2 beta / N")
     starts: int = hyper(10, "k-means++ starts", low=1)
     k_rounds: int = hyper(1, "the round that makes the clusters; one model for all before", low=1)
-    mu: float = hyper(200.0, 'weight of the cost in the bound, for K = "auto"', low=0)
+    mu: float = hyper(5.0, 'weight of the cost in the bound, for K = "auto"', low=0)
     K_max: int = hyper(20, 'largest K that "auto" tries', low=1)
 
     @property
     def rule(self) -> Precision:
         """What the precision of each cluster's prior follows."""
         return as_rule(self.lam)
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("eta", strongest(self.lam))
 
     def cautions(self) -> list[str]:
         overshoots = overshooting("beta", self.beta, self.lam) if self.outer == "pfedme" else []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from descant.algorithm import ClientData, Message, Weights
+from descant.algorithm import ClientData, LocalStep, Message, Weights
 from descant.belief import SharedPrior, Told
 from descant.fields import hyper
-from descant.precision import Lam, unstable
+from descant.precision import Lam, strongest, unstable
 from descant.ranges import Log
 from descant.solve import SGD, Solver, solve, step_size
 from descant.task import Task
@@ -36,9 +36,12 @@ class Ditto(SharedPrior):
 
     lam: Lam = hyper(1.0, "strength of the pull of the personal to the global model", low=0,
                      search=Log(0.01, 10.0))
-    solver: Solver = hyper(SGD(lr=0.01), "local optimizer of both models")
+    solver: Solver = hyper(SGD(lr=0.1), "local optimizer of both models")
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("solver.lr", strongest(self.lam))
 
     def cautions(self) -> list[str]:
         return unstable("solver.lr", step_size(self.solver), self.lam, "lam")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -83,9 +84,11 @@ class FedMAP(Algorithm):
         "Federated Learning through Bi-Level MAP Optimization. 2024, arXiv:2405.19000"
     )
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"solver": Adam(lr=1e-4)}}
+
     prior: FixedVariance | LearnedVariance | Adaptive | InputConvex | OwnPrior | Energy = hyper(
         FixedVariance(), "the family of priors")
-    solver: Solver = hyper(Adam(lr=1e-4), "local optimizer")
+    solver: Solver = hyper(Adam(lr=0.003), "local optimizer")
     weights: Weights | Literal["omega", "mean_log"] = hyper("omega", "what a client counts on the server")
     temperature: float = hyper(1.0, "weights are taken to the power 1 / temperature", above=0)
     server_lr: Step = hyper("mean", "step size lambda of Eq. 3, or the weighted mean", above=0)

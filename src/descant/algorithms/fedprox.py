@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from descant.algorithm import ClientData, Message, Weights
+from descant.algorithm import ClientData, LocalStep, Message, Weights
 from descant.belief import SharedPrior, Told
 from descant.fields import hyper
-from descant.precision import Lam, Precision, as_rule, unstable
+from descant.precision import Lam, Precision, as_rule, strongest, unstable
 from descant.ranges import Log
 from descant.solve import SGD, Solver, solve, step_size
 from descant.task import Task
@@ -33,9 +33,12 @@ class FedProx(SharedPrior):
     )
 
     mu: Lam = hyper(0.1, "strength of the pull to the server's model", low=0, search=Log(0.001, 10.0))
-    solver: Solver = hyper(SGD(lr=0.01), "local optimizer")
+    solver: Solver = hyper(SGD(lr=0.1), "local optimizer")
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("solver.lr", strongest(self.mu))
 
     def cautions(self) -> list[str]:
         return unstable("solver.lr", step_size(self.solver), self.mu, "mu")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from descant.algorithm import ClientData, Message, Round, Weights, average
+from descant.algorithm import ClientData, LocalStep, Message, Round, Weights, average
 from descant.belief import Belief, SharedPrior, Told
 from descant.errors import UsageError
 from descant.fields import hyper
-from descant.precision import Lam, strongest, unstable
+from descant.precision import Lam, inner_step, strongest, unstable
 from descant.prior import Gaussian
 from descant.ranges import Log
 from descant.solve import SGD, settle
@@ -54,10 +55,15 @@ class OneStageFedProx(SharedPrior):
         "Statistical Accuracy and Communication Efficiency. 2024, arXiv:2410.08934"
     )
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"eta": 0.01}}
+
     lam: Lam = hyper(0.1, "strength of the pull of the local models to the global one", above=0,
                      search=Log(0.01, 10.0))
     steps: Literal["given", "theory"] = hyper("given", "eta, gamma and K: as given, or those of Corollary 1")
-    eta: float = hyper(0.01, "step size of the local models", above=0, search=Log(0.001, 1.0))
+    eta: float | None = hyper(
+        None, "step size of the local models; absent: 1 / (lam + L), L = 10 where it is not given", above=0,
+        search=Log(0.001, 1.0), derived=lambda self: None if self.steps == "theory" else inner_step(
+            self.lam, self.L))
     gamma: float | None = hyper(None, "step size of the global model; absent: 1 / lam", above=0)
     K: int = hyper(1, "gradient steps for each batch", low=1)
     L: float | None = hyper(None, "smoothness of the clients' losses, where it is known", above=0)
@@ -86,13 +92,18 @@ class OneStageFedProx(SharedPrior):
         if self.steps == "theory":
             assert isinstance(self.lam, float) and self.L is not None and self.mu is not None
             return Schedule(*corollary_steps(self.lam, self.L, self.mu))
+        assert self.eta is not None  # derived, if it was not given
         return Schedule(self.eta, self.gamma, self.K)
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("eta", strongest(self.lam))
 
     def cautions(self) -> list[str]:
         lam = strongest(self.lam)
         if self.steps == "theory" or self.L is None:
             return unstable("eta", self.eta, self.lam) if self.steps == "given" else []
         L, cautions = self.L, []
+        assert self.eta is not None
         if self.eta * (L + lam) >= 2:
             cautions.append(f"eta = {self.eta:g} with lam = {lam:g} and L = {L:g}: the local steps diverge; "
                             f"they need eta < 2 / (L + lam) = {2 / (L + lam):g}")

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from descant.algorithm import ClientData, Message, Round, Weights
+from descant.algorithm import ClientData, LocalStep, Message, Round, Weights
 from descant.belief import Belief, SharedPrior, Told
 from descant.bregman import DiagonalGaussian, Family, FullGaussian, SphericalGaussian
 from descant.errors import UsageError
 from descant.fields import hyper
-from descant.precision import Adaptive, Lam, LearnedVariance, overshooting, strongest, unstable
+from descant.precision import (
+    Adaptive,
+    Lam,
+    LearnedVariance,
+    inner_step,
+    outer_step,
+    overshooting,
+    strongest,
+    unstable,
+)
 from descant.prior import Gaussian
 from descant.ranges import Log
 from descant.solve import SGD, settle
@@ -83,12 +93,16 @@ class pFedBreD(SharedPrior):
         "Overlooked in Federated Learning. NeurIPS 2023, arXiv:2310.09183"
     )
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"lam": 15.0, "a_m": 0.01, "a": 0.01}}
+
     lam: Lam = hyper(15.0, "strength of the pull of theta to mu", low=0, search=Log(1.0, 100.0))
     eta: float = hyper(0.05, "step of mu along the memorised envelope gradient", low=0,
                        search=Log(0.001, 1.0))
     eta_a: float = hyper(0.01, "step of mu along the loss gradient", low=0)
-    a_m: float = hyper(0.01, "step size of w", above=0, search=Log(0.001, 0.1))
-    a: float = hyper(0.01, "step size of theta", above=0, search=Log(0.001, 0.3))
+    a_m: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam", above=0,
+                       search=Log(0.001, 0.1), derived=lambda self: outer_step(self._pull))
+    a: float = hyper(None, "step size of theta; absent: 1 / (lam + 10)", above=0, search=Log(0.001, 0.3),
+                     derived=lambda self: inner_step(self.lam))
     K: int = hyper(5, "steps on theta for each batch", low=1)
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum (AM: 2)", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
@@ -109,12 +123,20 @@ class pFedBreD(SharedPrior):
             raise UsageError(f"pfedbred.lam = {{ name = \"adaptive\" }} is derived for Gaussian priors and "
                              f"does not fit the family {self.family.name}: use a number for lam")
 
+    def local_step(self) -> LocalStep:
+        return LocalStep("a", strongest(self.lam))
+
     def cautions(self) -> list[str]:
         found = unstable("a", self.a, self.lam)  # in the dual variable the pull is lam in every family
         if not self.family.is_gaussian:
             return found
-        return found + overshooting("a_m", self.a_m, strongest(self.lam) * _sharpest(self.family),
+        return found + overshooting("a_m", self.a_m, self._pull,
                                     "lam" if isinstance(self.family, SphericalGaussian) else "lam / Sigma")
+
+    @property
+    def _pull(self) -> float:
+        """The most by which w is pulled to theta: lam Sigma^-1 of a Gaussian."""
+        return strongest(self.lam) * _sharpest(self.family)
 
     def batches_per_step(self) -> int:
         return 2 if self.strategy == "mh_code" else 1

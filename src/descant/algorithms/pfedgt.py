@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -142,6 +143,9 @@ class pFedGT(Algorithm):
     )
     tracking: ClassVar[bool] = True
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"gamma": 0.8, "mu": 0.05, "lam": 0.7, "messages": "minibatch"}}
+
     gamma: Gamma = hyper(0.8, "share of the client's own loss in what it wants", low=0, high=1,
                          search=Linear(0.1, 0.9))
     mu: float = hyper(0.05, "curvature that the others' losses are taken to have", low=0,
@@ -149,7 +153,7 @@ class pFedGT(Algorithm):
     rho: float = hyper(0.0, "strength of the ridge", low=0)
     lam: float | None = hyper(None, "step size of c; absent: |S|/m, exact tracking (printed: 0.7)", above=0)
     eta_s: float = hyper(1.0, "step size of theta", above=0)
-    solver: Solver = hyper(SGD(lr=0.01), "local optimizer")
+    solver: Solver = hyper(SGD(lr=0.1), "local optimizer")
     start: Literal["theta", "w", "initial"] = hyper("theta", "where local training starts")
     server_model: bool = hyper(True, "whether the server keeps and sends theta")
     init: Literal["zero", "gradient"] = hyper("zero", "what c_i is before the first round")

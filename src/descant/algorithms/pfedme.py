@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from descant.algorithm import ClientData, Message, Weights
+from descant.algorithm import ClientData, LocalStep, Message, Weights
 from descant.belief import SharedPrior, Told
 from descant.fields import hyper
-from descant.precision import Lam, overshooting, unstable
+from descant.precision import Lam, inner_step, outer_step, overshooting, strongest, unstable
 from descant.prior import Gaussian
 from descant.ranges import Log
 from descant.solve import SGD, settle
@@ -35,7 +36,7 @@ class pFedMe(SharedPrior):
     The client predicts with theta (the authors' code scores w_i by mistake). `start` says where the
     K steps of a batch begin: at the theta of the batch before ("theta", as the authors' code does;
     the first batch of a round begins at w), or at the present w_i ("w"). A newcomer does the work of
-    one round from the server's w. Defaults are the authors' code's.
+    one round from the server's w. The preset "paper" has the step sizes of the authors' code.
     """
 
     name: ClassVar[str] = "pfedme"
@@ -44,13 +45,20 @@ class pFedMe(SharedPrior):
         "NeurIPS 2020, arXiv:2006.08848"
     )
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"lam": 15.0, "eta": 0.005, "alpha": 0.09}}
+
     lam: Lam = hyper(15.0, "strength of the pull of theta to w", low=0, search=Log(1.0, 100.0))
-    eta: float = hyper(0.005, "step size of w", above=0, search=Log(0.001, 0.1))
-    alpha: float = hyper(0.09, "step size of theta", above=0, search=Log(0.001, 0.3))
+    eta: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam", above=0,
+                       search=Log(0.001, 0.1), derived=lambda self: outer_step(self.lam))
+    alpha: float = hyper(None, "step size of theta; absent: 1 / (lam + 10)", above=0, search=Log(0.001, 0.3),
+                         derived=lambda self: inner_step(self.lam))
     K: int = hyper(5, "gradient steps on theta for each batch", low=1)
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
     start: Literal["theta", "w"] = hyper("theta", "where the steps on theta begin for each batch")
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("alpha", strongest(self.lam))
 
     def cautions(self) -> list[str]:
         return unstable("alpha", self.alpha, self.lam) + overshooting("eta", self.eta, self.lam)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.algorithm import Algorithm, ClientData, Message, Round
+from descant.algorithm import Algorithm, ClientData, LocalStep, Message, Round
 from descant.fields import hyper
 from descant.ranges import Log
 from descant.task import Batch, Task
@@ -46,9 +46,12 @@ class SCAFFOLD(Algorithm):
     )
     tracking: ClassVar[bool] = True
 
-    eta_l: float = hyper(0.01, "local step size", above=0, search=Log(0.001, 1.0))
+    eta_l: float = hyper(0.1, "local step size", above=0, search=Log(0.001, 1.0))
     eta_g: float = hyper(1.0, "server step size", above=0)
     option: Literal["I", "II"] = hyper("II", "how c_i is renewed: full gradient at x, or from the path")
+
+    def local_step(self) -> LocalStep:
+        return LocalStep("eta_l")
 
     def init_server(self, task: Task, model: Model, round: Round) -> Server:
         return Server(model, torch.zeros_like(model.theta))

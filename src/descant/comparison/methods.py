@@ -43,6 +43,7 @@ class Contender(NamedTuple):
     given: frozenset[str] = frozenset()  # the dotted fields that the user has set
     grid: Place | None = None
     added: bool = False  # nobody asked for it: a baseline that every comparison has
+    preset: str | None = None  # which of the method's presets its fields began with
 
 
 def contenders(tables: Mapping[str, Any], listed: str | None, train: Train, *, baselines: bool,
@@ -167,23 +168,24 @@ def _value(text: str) -> Any:
 def _expand(table: dict[str, Any], where: str) -> Iterator[Contender]:
     """The contender of a table, or those of its grid."""
     grid, label = table.pop("grid", None), table.get("label")
-    given = frozenset(_dotted({key: value for key, value in table.items() if key not in ("name", "label")}))
+    own = {key: value for key, value in table.items() if key not in ("name", "label", "preset")}
+    given = frozenset(_dotted(own))
     method = parse_algorithm(table, where)
     if label is not None and (not isinstance(label, str) or not label.strip()):
         raise UsageError(f"{where}.label must be a name, not {label!r}")
     if grid is None:
-        yield Contender(label or method.name, method, given)
+        yield Contender(label or method.name, method, given, preset=table.get("preset"))
         return
     if not isinstance(grid, Mapping) or not all(isinstance(v, list) and v for v in grid.values()):
         raise UsageError(f"{where}.grid must give each field a list of values, such as {{ lam = [15, 30] }}")
     for values in itertools.product(*grid.values()):
         place = dict(zip(grid, values, strict=True))
-        member = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
+        member: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
         for field, value in place.items():
             _set(member, field, value)
         name = f"{label or method.name} {_settings(place)}"
         yield Contender(name, parse_algorithm(member, where), given | grid.keys(),
-                        Place(label or method.name, place))
+                        Place(label or method.name, place), preset=member.get("preset"))
 
 
 def _dotted(table: Mapping[str, Any]) -> Iterator[str]:
@@ -216,8 +218,8 @@ def check_label(label: str) -> None:
 
 
 def _with_settings(contender: Contender) -> str:
-    changed = {}
-    for field in sorted(contender.given):
+    changed: dict[str, Any] = {} if contender.preset is None else {"preset": contender.preset}
+    for field in sorted(contender.given - {"preset"}):
         value = fields.dump(contender.algorithm)
         for key in field.split("."):
             value = value[key]

@@ -210,7 +210,8 @@ def _federation(out: Path) -> dict[str, Any]:
         raise DescantError(f"{out / 'federation.json'} is missing or damaged ({error}): run the same "
                            "`descant compare` again, which writes it") from None
     classes = found["classes"]
-    return found | {"class_names": None if not classes else [str(k) for k in range(len(classes[0]))]}
+    numbers = None if not classes else [str(k) for k in range(len(classes[0]))]
+    return found | {"class_names": found.get("class_names") or numbers}
 
 
 def _ends(value: Any) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from descant.data import tables
+from descant.data.labels import as_classes
+from descant.data.notes import about_labels
 from descant.data.samples import Dataset, Samples
 from descant.data.schema import Schema
 from descant.data.tables import Arrays
@@ -62,15 +64,21 @@ class Folder(Dataset):
         parts = {path: read_file(path, self.schema) for path in files.values()}
         _check_alike(parts)
         y = np.concatenate([part.y for part in parts.values()])
-        classes = None if y.dtype.kind == "f" else int(y.max()) + 1
-        if self.schema is not None and self.schema.classes is not None:
-            classes = len(self.schema.classes)  # even if nobody has one of them
+        names = None if self.schema is None else self.schema.classes  # even if nobody has one of them
+        labels = None
+        if names is None:
+            y, labels = as_classes(y)
+            names = labels
+        classes = None if y.dtype.kind == "f" else int(y.max()) + 1 if names is None else len(names)
         return Samples(
             x=torch.from_numpy(np.concatenate([part.x for part in parts.values()])),
             y=torch.from_numpy(y),
             classes=classes,
             owner=np.repeat(list(files), [len(part.y) for part in parts.values()]),
             group=_groups(list(parts.values())),
+            class_names=names,
+            notes=about_labels(labels),
+            column_names=None if self.schema is None else self.schema.features,
         )
 
     def require_complete(self, samples: Samples) -> None:
@@ -127,8 +135,10 @@ class OwnArrays(Dataset):
     @classmethod
     def of(cls, x: Any, y: Any) -> OwnArrays:
         x, y, _ = Arrays.of(x, y)
+        y, names = as_classes(y)
         classes = None if y.dtype.kind == "f" else int(y.max()) + 1
-        return cls(Samples(torch.from_numpy(x), torch.from_numpy(y), classes))
+        return cls(Samples(torch.from_numpy(x), torch.from_numpy(y), classes, class_names=names,
+                           notes=about_labels(names)))
 
     def load(self, clients: int, seed: int) -> Samples:
         return self.samples

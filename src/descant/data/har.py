@@ -132,6 +132,8 @@ class Har(Dataset):
     name: ClassVar[str] = "har"
     natural: ClassVar[bool] = True
     default_clients: ClassVar[int] = PEOPLE
+    class_names: ClassVar[tuple[str, ...] | None] = (
+        "walking", "upstairs", "downstairs", "sitting", "standing", "laying")
     source: ClassVar[Source] = Source(
         "har", owned.layout("float32", (len(CHANNELS), WINDOW), ACTIVITIES) | {
             "group": Expected("int64", ("rows",), below="rows")},

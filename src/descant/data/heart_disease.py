@@ -78,6 +78,8 @@ class HeartDisease(Dataset):
     name: ClassVar[str] = "heart_disease"
     natural: ClassVar[bool] = True
     default_clients: ClassVar[int] = len(HOSPITALS)
+    class_names: ClassVar[tuple[str, ...] | None] = ("healthy", "disease")
+    column_names: ClassVar[tuple[str, ...] | None] = COLUMNS
     source: ClassVar[Source] = Source(
         "heart_disease", owned.layout("float32", (len(COLUMNS),), 2), parse,
         "the processed files of UCI's heart disease data",

@@ -97,6 +97,8 @@ class FashionMnist(_Images):
 
     name: ClassVar[str] = "fashion_mnist"
     classes: ClassVar[int] = 10
+    class_names: ClassVar[tuple[str, ...] | None] = (
+        "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
     source: ClassVar[Source] = Source(
         "fashion_mnist", _layout((28, 28), 10), parse_mnist,
         "the four IDX files of Fashion-MNIST, with or without .gz (or install Debian's package "
@@ -131,6 +133,7 @@ class Emnist(_Images):
 
     name: ClassVar[str] = "emnist"
     classes: ClassVar[int] = 47
+    class_names: ClassVar[tuple[str, ...] | None] = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
     source: ClassVar[Source] = Source(
         "emnist", _layout((28, 28), 47), parse_emnist,
         "the archive of EMNIST in IDX format, or its four files emnist-balanced-*-ubyte.gz",
@@ -149,6 +152,8 @@ class Cifar10(_Images):
 
     name: ClassVar[str] = "cifar10"
     classes: ClassVar[int] = 10
+    class_names: ClassVar[tuple[str, ...] | None] = (
+        "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     source: ClassVar[Source] = Source(
         "cifar10", _layout((32, 32, 3), 10), parse_cifar10,
         "the binary version of CIFAR-10, packed or as the folder cifar-10-batches-bin",

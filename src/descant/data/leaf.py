@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ class Femnist(Dataset):
     """
 
     name: ClassVar[str] = "femnist"
+    class_names: ClassVar[tuple[str, ...] | None] = tuple(
+        string.digits + string.ascii_uppercase + string.ascii_lowercase)
     natural: ClassVar[bool] = True
     default_clients: ClassVar[int] = 3550
     source: ClassVar[Source] = Source(
@@ -159,6 +162,7 @@ class Sent140(Dataset):
     """
 
     name: ClassVar[str] = "sent140"
+    class_names: ClassVar[tuple[str, ...] | None] = ("negative", "positive")
     natural: ClassVar[bool] = True
     default_clients: ClassVar[int] = 660120
     source: ClassVar[Source] = Source(

@@ -23,6 +23,9 @@ class Samples:
     group: np.ndarray | None = None  # per row, the id of what must stay on one side of a split
     truth: dict[str, Tensor] = field(default_factory=dict)  # what is known, a row for each sorted owner
     common: dict[str, Tensor] = field(default_factory=dict)  # what is known of them all together
+    class_names: tuple[str, ...] | None = None  # where they differ from those of the dataset
+    column_names: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()  # what people should know, one line each
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -36,6 +39,8 @@ class Dataset(Checked, ABC):
     name: ClassVar[str]
     natural: ClassVar[bool] = False  # whether the rows have owners
     default_clients: ClassVar[int] = 20  # a dataset with a fixed number of owners says how many
+    class_names: ClassVar[tuple[str, ...] | None] = None  # what the classes are called
+    column_names: ClassVar[tuple[str, ...] | None] = None  # likewise the features of a table
 
     @abstractmethod
     def load(self, clients: int, seed: int) -> Samples:

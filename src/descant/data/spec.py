@@ -104,10 +104,14 @@ class DataSpec(Checked):
             client = self._numbers(division)[division.client_of_rows(len(samples.x))]
         seen = self.partition.transform(samples, client, self.clients, self.seed)
         source = None if seen is samples else fingerprint_of(samples.x, samples.y)
-        federation = Federation.divided(seen.x, seen.y, division, samples.classes, self.preprocess, source)
+        federation = Federation.divided(
+            seen.x, seen.y, division, samples.classes, self.preprocess, source,
+            samples.class_names or self.dataset.class_names,
+            samples.column_names or self.dataset.column_names)
         known = self.partition.name in PARTITIONS and (  # not an object that only Python can pass
             isinstance(self.dataset, Folder) or self.dataset.name in DATASETS)
         return dataclasses.replace(federation, truth=self._truth(samples, division),
+                                   notes=samples.notes + federation.notes,
                                    origin=anchored(self.dump(), Path.cwd()) if known else None)
 
     def _divide(self, samples: Samples, client: np.ndarray) -> Division:

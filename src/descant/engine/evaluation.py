@@ -31,6 +31,13 @@ class Figures(NamedTuple):
     error: Tensor  # [n] distance from the true model; NaN where that is not known
 
 
+class Diverged(NamedTuple):
+    """Whose personal models have diverged, by the rows of each split; not those that could not be scored."""
+
+    validation: np.ndarray  # [n] bool
+    test: np.ndarray  # [n] bool
+
+
 class Evaluation(NamedTuple):
     """How well the clients are served after a round."""
 
@@ -43,6 +50,7 @@ class Evaluation(NamedTuple):
     shared: Figures | None  # of the global model; the error is the same for all
     pooled: Tensor | None  # [metrics] of the global model on the union of the test splits
     failed: dict[int, str]  # client -> why it could not be scored
+    diverged: Diverged
 
 
 def evaluated_clients(population: int, settings: Eval, seed: int) -> np.ndarray:
@@ -81,8 +89,12 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
         shared = figures(found.shared)._replace(error=_global_error(training, model).expand(len(clients)))
         if len(tallies := found.shared.test[found.shared.test[:, 0] > 0]):
             pooled = work.task.figures(tallies.sum(0))
+    personal = figures(found.personal)
+    scored = ~np.isin(clients, list(failed))
+    diverged = Diverged(*(scored & training.levels.diverged(getattr(personal, split), split, clients)
+                          for split in ("validation", "test")))
     return Evaluation(training.number, clients, newcomer, names, work.task.lower_is_better,
-                      figures(found.personal), shared, pooled, failed)
+                      personal, shared, pooled, failed, diverged)
 
 
 def _groups(newcomer: np.ndarray, state_bytes: int) -> Iterator[tuple[bool, np.ndarray]]:
@@ -109,9 +121,6 @@ def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
     """The figures of a round for people and files: {"personal": ..., "global": ...}."""
     n_of = {"validation": federation.validation.sizes[evaluation.clients],
             "test": federation.test.sizes[evaluation.clients]}
-    losses = {split: getattr(evaluation.personal, split)[:, 0].double().numpy() for split in n_of}
-    not_finite = [~np.isfinite(losses[split]) & (n_of[split] > 0) for split in n_of]
-    failed = np.isin(evaluation.clients, list(evaluation.failed))
 
     def figures(scores: Figures) -> dict[str, Any]:
         known = scores.error[scores.error.isfinite()]
@@ -128,7 +137,7 @@ def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
     summary: dict[str, Any] = {"personal": figures(evaluation.personal) | {
         "clients": len(evaluation.clients), "newcomers": int(evaluation.newcomer.sum()),
         "failed": len(evaluation.failed),  # could not be scored
-        "diverged": int((np.any(not_finite, axis=0) & ~failed).sum()),  # the loss is not finite
+        "diverged": int(np.any(evaluation.diverged, axis=0).sum()),  # see engine/divergence.py
         "without_val": int((n_of["validation"] == 0).sum())}}
     if evaluation.shared is not None:
         summary["global"] = figures(evaluation.shared)
@@ -156,7 +165,7 @@ def _spread(values: np.ndarray, sizes: np.ndarray, lower_is_better: bool) -> dic
 def selection_key(evaluation: Evaluation, federation: Federation) -> tuple[float, ...] | None:
     """What the best round maximises: mean validation figures of the personal models; never test.
 
-    First, as few clients as possible that could not be scored or whose loss is not finite; then the mean
+    First, as few clients as possible that could not be scored or whose models have diverged; then the mean
     accuracy, if there is one; then the loss. None without validation data.
     """
     has_rows = federation.validation.sizes[evaluation.clients] > 0
@@ -164,8 +173,9 @@ def selection_key(evaluation: Evaluation, federation: Federation) -> tuple[float
         return None
     values = evaluation.personal.validation.double().numpy()[has_rows]
     figures = dict(zip(evaluation.metrics, values.T, strict=True))
-    finite = np.isfinite(figures["loss"])
-    lost = float((~finite).sum())  # a client that could not be scored has NaN
+    finite = np.isfinite(figures["loss"])  # a client that could not be scored has NaN
+    sound = finite & ~evaluation.diverged.validation[has_rows]
+    lost = float((~sound).sum())
     if not finite.any():
         return (-lost,)
     first = [float(figures["accuracy"][finite].mean())] if "accuracy" in figures else []

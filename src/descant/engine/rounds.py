@@ -14,6 +14,8 @@ from torch import Tensor
 
 from descant.algorithm import Message, Round
 from descant.engine.backend import Backend
+from descant.engine.divergence import Levels
+from descant.engine.remedy import remedy
 from descant.engine.settings import Train
 from descant.engine.store import ASKED, ClientStore
 from descant.engine.work import Job, LocalResult, Outcome, Work
@@ -65,6 +67,7 @@ class Training:
         self.initial = work.task.init()
         everyone = np.arange(federation.population)
         self.server: Tree = work.algorithm.init_server(work.task, self.initial, self.round_of(everyone))
+        self.levels = Levels(work)
         self.store = ClientStore(state_template(work), federation.population, directory, read_only=read_only)
 
     def round_of(self, clients: np.ndarray) -> Round:
@@ -125,14 +128,14 @@ class Training:
             client, why = next(iter(rejected.items()))
             raise NobodyLeft(f"no upload of round {self.number} could be taken; client "
                              f"{self.work.federation.names[client]!r}: {why}; if the training diverges, "
-                             "try smaller steps")
+                             f"{remedy(self.work)}")
 
         taken: LocalResult = _chosen(result, kept, len(done))
         uploads = _chosen(taken.upload, np.flatnonzero(counted), len(counted))
         server, info = self.work.algorithm.aggregate(self.server, uploads, self.round_of(accepted[counted]))
         if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
             raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
-                               "all uploads were: the training diverges; try smaller steps")
+                               f"all uploads were: the training diverges; {remedy(self.work)}")
         self.server = server
         self.store.stage(accepted, taken.state, ASKED if self.is_opening else self.number)
         sent = int(np.isin(trained[done], cohort).sum())

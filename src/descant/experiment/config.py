@@ -10,13 +10,12 @@ from typing import Any
 
 from descant import fields
 from descant.algorithm import Algorithm
-from descant.algorithms import ALGORITHMS, pFedMe
+from descant.algorithms import ALGORITHMS
 from descant.data import DATASETS, PARTITIONS, DataSpec, Schema
 from descant.data.spec import anchored
-from descant.engine.batches import LocalWork
 from descant.engine.settings import Eval, Train
 from descant.errors import UsageError, unknown
-from descant.models import MCLR, MODELS, ModelSpec
+from descant.models import MODELS, ModelSpec
 from descant.permit import Allowed, opened, ran
 from descant.place import marked
 from descant.solve import SOLVERS
@@ -82,26 +81,39 @@ class Experiment:
 
 
 def parse_algorithm(table: Mapping[str, Any], where: str = "algorithm", allow: Allowed = ()) -> Algorithm:
-    """The method that a table with `name` and the method's own fields describes. Its `label` is what a
-    comparison calls it. A table is taken for one of a file: code of somebody's own must be in `allow`."""
+    """The method that a table with `name` and the method's own fields describes. A `preset` gives values to
+    the fields that are not there. Its `label` is what a comparison calls it. A table is taken for one of a
+    file: code of somebody's own must be in `allow`."""
     if "name" not in table:
         raise UsageError(f"{where}.name is missing: known are {', '.join(sorted(ALGORITHMS))}")
     name = table["name"]
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise unknown(f"{where}.name", name, ALGORITHMS)
-    own = {key: value for key, value in table.items() if key not in ("name", "label")}
+    own = {key: value for key, value in table.items() if key not in ("name", "label", "preset")}
+    if "preset" in table:
+        own = _completed(own, ALGORITHMS[name], table["preset"], where)
     return fields.parse(ALGORITHMS[name], marked(own, opened(allow)), where)
 
 
-def demo() -> Experiment:
-    """What `descant run` does without a file: pFedMe on the digits, 20 clients of 2 classes."""
-    return Experiment(
-        DataSpec.parse({"dataset": "digits", "partition": "classes", "clients": 20, "classes_per_client": 2}),
-        ModelSpec(MCLR()),
-        pFedMe(eta=0.01, K=5, lam=15.0),
-        Train(rounds=100, cohort=10, batch=20, local=LocalWork(steps=20)),
-        Eval(every=5),
-    )
+def _completed(own: dict[str, Any], method: type[Algorithm], preset: Any, where: str) -> dict[str, Any]:
+    """A method's fields with those of a preset besides. A table without a name changes some fields of the
+    preset's, as it does with those of a default."""
+    if not isinstance(preset, str) or preset not in method.presets:
+        raise unknown(f"{where}.preset", preset, method.presets)
+    plain = {key: fields.dump(value) for key, value in method.presets[preset].items()}
+    inner = {key: {**plain[key], **value} for key, value in own.items()
+             if isinstance(value, Mapping) and "name" not in value and isinstance(plain.get(key), Mapping)}
+    return plain | own | inner
+
+
+#: What `descant run` does without a file: pFedMe on the digits, 20 clients of 2 classes.
+DEMO: dict[str, dict[str, Any]] = {
+    "data": {"dataset": "digits", "partition": "classes", "clients": 20, "classes_per_client": 2},
+    "model": {"name": "mclr"},
+    "algorithm": {"name": "pfedme", "lam": 15.0},
+    "train": {"rounds": 100, "cohort": 10, "batch": 20, "local": {"steps": 20}},
+    "eval": {"every": 5},
+}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -152,8 +164,8 @@ def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, An
         if path.strip() == "model.name" and value != before:
             place = changed["model"] = {k: v for k, v in place.items() if k == "loss"}  # of any model
         elif (old := CHOICES.get(path.strip(), {}).get(str(before))) is not None and value != before:
-            for field in fields.describe(old):
-                place.pop(field.name, None)
+            for field in (*(described.name for described in fields.describe(old)), "preset"):
+                place.pop(field, None)
         elif path.strip() == "data.dataset" and str(value) in DATASETS:
             place.pop("schema", None)  # of the folder that it replaces
         place[keys[-1]] = value

@@ -28,6 +28,7 @@ import tomli_w
 from descant import fields
 from descant.algorithm import Algorithm
 from descant.algorithms import ALGORITHMS
+from descant.engine.divergence import has_diverged
 from descant.engine.evaluation import Evaluation
 from descant.engine.settings import Eval, Train
 from descant.errors import DescantError, UsageError
@@ -211,6 +212,10 @@ def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tup
         row = evaluated.get(number, {}) if number is not None else {}
         return {key: row[key] for key in ("round", "personal", "global", "unseen") if key in row} or None
 
+    last, best = figures(max(evaluated, default=None)), figures(best_round)
+    chosen = last if best is None else best  # the models that the run hands over
+    diverged = next(({"round": row["round"], "words": row["divergence"]} for row in history
+                     if "divergence" in row), None)
     totals = {key: sum(row[key] for row in history)
               for key in ("grad_steps", "bytes_down", "bytes_up", "rejected")}
     return {
@@ -219,8 +224,10 @@ def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tup
         "clients": setup.federation.population,
         "parameters": setup.task.dim,
         "backend": setup.train.backend,
-        "last": figures(max(evaluated, default=None)),
-        "best": figures(best_round),
+        "last": last,
+        "best": best,
+        "diverged": chosen is not None and has_diverged(chosen["personal"]),
+        "divergence": diverged,  # when it was first seen, if so
         "selected_by": None if best_key is None else list(best_key),
         **totals,
         "seconds": round(sum(row["seconds"] + row.get("eval_seconds", 0.0) for row in history), 3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import signal
 import threading
 import time
@@ -20,7 +21,9 @@ from torch import nn
 from descant.algorithm import Algorithm, Round
 from descant.engine.backend import Backend, one_thread
 from descant.engine.choose import Measured, make_backend
+from descant.engine.divergence import symptom
 from descant.engine.evaluation import Evaluation, evaluate, evaluated_clients, selection_key, summarise
+from descant.engine.remedy import remedy
 from descant.engine.rounds import RoundReport, Training, state_template
 from descant.engine.settings import Eval, Train
 from descant.engine.store import require_files
@@ -60,7 +63,8 @@ class Silent:
             warnings.warn(caution, stacklevel=5)
 
     def played(self, row: dict[str, Any]) -> None:
-        pass
+        if "divergence" in row:
+            warnings.warn(f"round {row['round']}: {row['divergence']}", stacklevel=6)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -280,6 +284,12 @@ class Run:
             row |= {"eval_seconds": round(eval_seconds, 6)} | figures[0]
             if len(figures) > 1:
                 row["unseen"] = figures[1]
+        if not any("divergence" in earlier for earlier in self.history):  # told once, with what to do
+            first = self.history[0]["loss"] if self.history else report.loss
+            found = symptom(report.loss, row.get("personal"), self._training.levels,
+                            math.nan if first is None else first)
+            if found is not None:
+                row["divergence"] = f"{found}; {remedy(self._work)}"
         return plain(row)  # type: ignore[no-any-return]
 
 

@@ -94,8 +94,9 @@ class Manifest:
         constants, raw = _treatment(setup, client)
         count = task.classes if isinstance(task, ModuleTask) else federation.classes
         names = None if count is None else tuple(str(k) for k in range(count))
-        if schema is not None and schema.classes is not None:
-            names = schema.classes
+        known = (fitted or federation).class_names if schema is None else schema.classes
+        if names is not None and known is not None and len(known) == len(names):
+            names = known
         return cls(
             client=name, newcomer=newcomer, round=number, which=which, notes=notes, tensors=tensors,
             algorithm=fields.dump(setup.algorithm),

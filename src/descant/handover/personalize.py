@@ -16,6 +16,7 @@ from torch import nn
 
 from descant.algorithm import Algorithm
 from descant.data import tables
+from descant.data.labels import as_known
 from descant.data.spec import DataSpec
 from descant.division import SPLITS
 from descant.engine.backend import one_thread
@@ -120,8 +121,10 @@ def _read(path: Path, spec: DataSpec, setup: Setup) -> Site:
         raise UsageError(f"--data {path} is a table, and the data of this run have no schema that says which "
                          f"column is what: give an NPZ file with x of shape (rows, "
                          f"{', '.join(map(str, setup.federation.x.shape[1:]))}) and y")
-    site = read_site(str(path), spec)
-    federation = setup.federation
+    site, federation = read_site(str(path), spec), setup.federation
+    if spec.schema is None and site.classes is not None:
+        y = torch.from_numpy(as_known(site.y.numpy(), federation.class_names, f"--data {path}: "))
+        site = site._replace(y=y, classes=int(y.max()) + 1)
     known = Kind.of(federation.x, federation.y, federation.classes)
     if wrong := known.differs(site.kind):
         raise UsageError(f"--data {path} is not of the kind that the run has: {wrong}")

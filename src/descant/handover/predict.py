@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from descant.data import tables
+from descant.data.labels import as_known
 from descant.engine.backend import one_thread
 from descant.errors import UsageError
 from descant.handover.manifest import Manifest, find_model, read_manifest
@@ -192,6 +193,8 @@ def _targets(y: np.ndarray | None, path: Path, manifest: Manifest) -> Tensor | N
     if y.dtype.kind == "f" and manifest.loss != "binary_cross_entropy":
         raise UsageError(f"{path}: y holds real numbers, but the model knows the classes "
                          f"{', '.join(manifest.classes)}: give their numbers from 0, or leave y out")
+    if manifest.schema is None:
+        y = as_known(y, manifest.classes, f"{path}: ")
     if y.min() < 0 or y.max() >= len(manifest.classes):
         raise UsageError(f"{path}: y holds {y.max()}, but the model knows the classes 0 to "
                          f"{len(manifest.classes) - 1}")

@@ -60,6 +60,9 @@ def recommended(a: Advice) -> list[tuple[str, str, str]]:
         ("global step size gamma", f"{a.steps.gamma:.4g}", "1 / (2 L_g)"),
         ("rounds", f"{a.rounds:,}", f"at most, until {a.eps:.3g} of the squared error is left"),
         ("gradients", f"{a.gradients:,}", "of each client, on all its rows"),
+        *([] if a.cost is None else [
+            ("cost", f"{a.cost:.3g}", "times the gradient steps of the experiment" + (
+                "; the settings below stay within these" if a.cost > 1 else ""))]),
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from descant.units import times
 
 WIDTH, HEIGHT = 110, 25  # the most that is drawn, however wide the terminal and many the classes
 # from nothing to the most; the second where the terminal has no blocks
+LONGEST = 16  # letters of a name
 SHADES, PLAIN_SHADES = " ·░▒▓█", " .:+*#"
 STEPS, PLAIN_STEPS = "▁▂▃▄▅▆▇█", "123456789"
 
@@ -20,7 +23,8 @@ STEPS, PLAIN_STEPS = "▁▂▃▄▅▆▇█", "123456789"
 def draw_blocks(federation: Federation, measured: Measured, width: int, plain: bool) -> list[str]:
     """A column per client (or per few clients that are alike), a row per class, the sizes on top."""
     counts = measured.counts
-    classes, labels = (np.zeros((federation.everyone, 0)), []) if counts is None else _merged(counts)
+    classes, labels = (np.zeros((federation.everyone, 0)), []) if counts is None else _merged(
+        counts, federation.class_names)
     margin = 2 + max(len(label) for label in ("client", *labels))
     room = max(min(width, WIDTH) - margin, 10)
     keys = (-measured.sizes,) if counts is None else by_class(counts)
@@ -28,6 +32,7 @@ def draw_blocks(federation: Federation, measured: Measured, width: int, plain: b
     wide = max(1, min(3, room // len(columns)))
 
     steps, shades = (PLAIN_STEPS, PLAIN_SHADES) if plain else (STEPS, SHADES)
+    named = list(federation.names) != [str(k) for k in range(federation.everyone)]
     rows = {"client": [str(k) for k in range(len(columns))]} if wide == 3 else {}
     height = columns.mean(measured.sizes)
     rows["rows"] = [steps[k] for k in _levels(height, len(steps)) - 1]
@@ -39,7 +44,15 @@ def draw_blocks(federation: Federation, measured: Measured, width: int, plain: b
     if federation.unseen:
         mark = round(columns.seen * wide)
         lines.append(" " * (margin + mark) + "^" * (len(columns) * wide - mark) + " unseen")
+    if named and wide == 3:  # and columns are numbered, each for one client
+        lines += textwrap.wrap("clients: " + ", ".join(f"{k} {short(name)}" for k, name in
+                                                       enumerate(federation.names)), max(width, 40))
     return [*lines, _legend(columns, height, share)]
+
+
+def short(name: str) -> str:
+    """A name as it fits into a table."""
+    return name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}…"
 
 
 def _cell(sign: str, wide: int) -> str:
@@ -47,11 +60,13 @@ def _cell(sign: str, wide: int) -> str:
     return f"{sign * 2 if len(sign) == 1 and not sign.isdecimal() else sign:<3}" if wide == 3 else sign * wide
 
 
-def _merged(counts: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """The clients' shares of the classes, neighbours put together where there are many."""
+def _merged(counts: np.ndarray, names: Sequence[str] | None) -> tuple[np.ndarray, list[str]]:
+    """The clients' shares of the classes, neighbours put together where there are many, and what these are
+    called: by their names, as far as there is room."""
     classes = counts.shape[1]
     edges = np.arange(min(classes, HEIGHT) + 1) * classes // min(classes, HEIGHT)
-    labels = [f"{low}" if high - low == 1 else f"{low}-{high - 1}"
+    called = [str(k) for k in range(classes)] if names is None else [short(name) for name in names]
+    labels = [called[low] if high - low == 1 else f"{called[low]}-{called[high - 1]}"
               for low, high in itertools.pairwise(edges)]
     return np.add.reduceat(shares(counts), edges[:-1], axis=1), labels
 

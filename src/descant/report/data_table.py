@@ -11,7 +11,9 @@ from rich.table import Table
 from descant.data.heterogeneity import Measured, effective_classes, gini, label_distances
 from descant.division import SPLITS
 from descant.pool import Federation
-from descant.report.data_blocks import draw_blocks
+from descant.report.data_blocks import draw_blocks, short
+
+NAMED = 12  # the most classes that are listed by name
 
 
 def show_federation(console: Console, federation: Federation, measured: Measured) -> None:
@@ -47,7 +49,7 @@ def facts(federation: Federation, measured: Measured) -> dict[str, str]:
     else:
         distances, pool = label_distances(counts), counts.sum(0, keepdims=True)
         found |= {
-            "classes": f"{counts.shape[1]}; a client has {_range((counts > 0).sum(1))}",
+            "classes": f"{counts.shape[1]}{_named(federation)}; a client has {_range((counts > 0).sum(1))}",
             "effective classes": f"{effective_classes(counts).mean():.2f} of a client on average "
                                  f"(of the pool: {effective_classes(pool).item():.2f})",
             "label distance": f"{distances.mean():.3f} on average, {distances.max():.3f} at most "
@@ -74,6 +76,12 @@ def heading(federation: Federation) -> str:
 def _clients(federation: Federation) -> str:
     unseen = f", and {federation.unseen:,} unseen (never train)" if federation.unseen else ""
     return f"{federation.population:,}{unseen}"
+
+
+def _named(federation: Federation) -> str:
+    """What the classes are called, where there are names, and not too many."""
+    names = federation.class_names
+    return "" if names is None or len(names) > NAMED else f" ({', '.join(map(short, names))})"
 
 
 def _range(numbers: np.ndarray) -> str:

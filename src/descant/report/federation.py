@@ -127,6 +127,8 @@ class ServerDisplay(Display):
         if "note" in row and row["note"] not in self._told:
             self._told.add(row["note"])
             self.say(f"round {self._done}: {row['note']}")
+        if "divergence" in row:
+            self.say(f"round {self._done}: {row['divergence']}")
         scores = [_score(model, row[model]) for model in ("personal", "global") if model in row]
         self._scores = "  ".join(scores) or self._scores
         if scores or self._live is None:

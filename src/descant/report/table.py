@@ -58,6 +58,8 @@ def _facts(summary: dict[str, Any]) -> RenderableType:
     facts = {"clients": _clients(summary)}
     if summary["last"] is not None and (failed := summary["last"]["personal"]["failed"]):
         facts["not scored"] = f"{times(failed, 'client')} in the last round"
+    if told := _diverged(summary):
+        facts["diverged"] = told
     facts |= {
         "rejected": times(summary["rejected"], "upload"),
         "gradient steps": f"{summary['grad_steps']:,}",
@@ -72,6 +74,17 @@ def _facts(summary: dict[str, Any]) -> RenderableType:
     for name, value in facts.items():
         grid.add_row(name, value)
     return grid
+
+
+def _diverged(summary: dict[str, Any]) -> str:
+    """Whose models have, in the last and in the best round."""
+    found = {which: summary[which]["personal"]["diverged"] for which in ("last", "best")
+             if summary[which] is not None}
+    if not any(found.values()):
+        return ""
+    words = ", ".join(f"{times(count, 'client')} in the {which} round" for which, count in found.items())
+    first = summary["divergence"]
+    return words if first is None else f"{words}; first seen in round {first['round']}"
 
 
 def _clients(summary: dict[str, Any]) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from descant.engine.backend import InProcess, one_thread
+from descant.engine.rounds import NobodyLeft, Training
 from descant.errors import UsageError
 from descant.theory.adaptive import Choice, practical_lambda, theorem_lambda
 from descant.theory.estimate import Estimates, pilot_clients, survey
@@ -19,6 +22,13 @@ if TYPE_CHECKING:
     from descant.experiment.config import Experiment
 
 MANY = 20  # full gradients in a round beyond which minibatches are offered
+
+
+class Budget(NamedTuple):
+    """What the experiment spends, in gradient steps of all clients together."""
+
+    total: int
+    batches: int  # what it would be with one gradient on each batch
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Advice:
     eps: float  # share of the squared error that is left after so many
     rounds: int
     gradients: int  # of each client, on all its rows
+    cost: float | None  # of all that, as a multiple of the experiment's gradient steps; None: not known
     reasons: tuple[str, ...]
     settings: dict[str, Any]  # the fields of an experiment that follow the advice
 
@@ -76,9 +87,27 @@ def ask(experiment: Experiment, *, clients: int = 20, steps: int = 300, ridge: f
     return survey(task, federation, chosen, ridge=ridge, steps=steps, told=begin(len(chosen)))
 
 
-def recommend(found: Estimates, *, cap: float = 100.0, eps: float = 0.01) -> Advice:
+def spent(experiment: Experiment) -> Budget:
+    """The gradient steps of an experiment, by one round of it."""
+    from descant.experiment.run import Setup  # which is made of this package, too
+
+    setup = Setup.of(experiment)
+    train, work = setup.train, setup.work()
+    training = Training(work, train)
+    cohort, _ = training.sample()
+    batches = sum(len(train.local.lengths(n, n if train.batch == "full" else train.batch))
+                  for n in setup.federation.train.sizes[cohort].tolist())
+    steps = batches
+    with one_thread(), suppress(NobodyLeft):  # a method that diverges at once tells nothing of its cost
+        steps = training.play(InProcess(work, 16)).grad_steps
+    return Budget(steps * train.rounds, batches * train.rounds)
+
+
+def recommend(found: Estimates, *, cap: float = 100.0, eps: float = 0.01, budget: Budget | None = None
+              ) -> Advice:
     """What follows from the estimates. `cap` is the largest lambda, `eps` the share of the squared
-    optimisation error at which training may stop."""
+    optimisation error at which training may stop. The settings are those of the theory, unless they cost more
+    than the experiment may: then those of the paper's experiments, within the budget."""
     if not 0 < cap < math.inf:
         raise UsageError(f"the cap of lambda must be a number greater than 0, not {cap:g}")
     if not 0 < eps < 1:
@@ -89,17 +118,24 @@ def recommend(found: Estimates, *, cap: float = 100.0, eps: float = 0.01) -> Adv
     lam = practical.lam
     steps = corollary_steps(lam, L, mu)
     rounds = predicted_rounds(lam, L, mu, eps)
+    gradients = predicted_gradients(lam, L, mu, eps)
+    cost = None if budget is None else gradients * found.population / max(1, budget.total)
+    settings: dict[str, Any] = {
+        "algorithm.name": "one_stage_fedprox", "algorithm.lam": _short(lam), "algorithm.steps": "theory",
+        "algorithm.L": _short(L), "algorithm.mu": _short(mu), "algorithm.weight_decay": _short(found.ridge),
+        "train.batch": "full", "train.local": {"steps": 1}, "train.rounds": max(1, rounds)}
+    if budget is not None and cost is not None and cost > 1:
+        settings = {
+            "algorithm.name": "one_stage_fedprox", "algorithm.lam": _short(lam),
+            "algorithm.K": max(1, budget.total // max(1, budget.batches)),
+            "algorithm.eta": _short(steps.eta / 2), "algorithm.weight_decay": _short(found.ridge)}
     advice = Advice(
         found.population, len(found.clients), n, found.models.shape[1], found.ridge, L, mu, L / mu, found.rho,
         R, found.spread.R_max, found.spread.naive, float(found.noise.mean()),
         "different" if math.sqrt(n) * R > 1 else "alike", theorem, practical, lam, steps, eps, rounds,
-        predicted_gradients(lam, L, mu, eps), (), {
-            "algorithm.name": "one_stage_fedprox", "algorithm.lam": _short(lam), "algorithm.steps": "theory",
-            "algorithm.L": _short(L), "algorithm.mu": _short(mu),
-            "algorithm.weight_decay": _short(found.ridge), "train.batch": "full",
-            "train.local": {"steps": 1}, "train.rounds": max(1, rounds)})
+        gradients, cost, (), settings)
     return dataclasses.replace(advice, reasons=(*_about_clients(advice), *_about_lambda(advice),
-                                                *_about_theory(advice, found)))
+                                                *_about_theory(advice, found), *_about_cost(advice, budget)))
 
 
 def _about_clients(a: Advice) -> list[str]:
@@ -126,7 +162,9 @@ def _about_lambda(a: Advice) -> list[str]:
     if a.lam >= a.L:
         said.append("It is above L: the common model outweighs a client's data, and all stay close to it.")
     elif a.lam <= a.mu:
-        said.append("It is below mu: a client's data outweighs the common model, and it learns nearly alone.")
+        said.append("It is below mu: a client's data outweighs the common model, and it learns nearly alone. "
+                    "LocalTrain, which needs no communication, would do about as well: compare them before "
+                    "you decide.")
     else:
         said.append("It lies between mu and L: a client keeps what its own data tells clearly, and takes the "
                     "rest from the common model.")
@@ -153,13 +191,28 @@ def _about_theory(a: Advice, found: Estimates) -> list[str]:
     said.append(f"Rounds and gradients are upper bounds (Corollary 1), until {a.eps:.3g} of the squared "
                 f"error is left, of the losses with the ridge of {a.ridge:.3g} (weight_decay). A smaller "
                 "lambda takes fewer rounds with more local steps each.")
-    if a.steps.K > MANY:
+    if a.steps.K > MANY and (a.cost is None or a.cost <= 1):
         said.append(f"K = {a.steps.K:,} gradients on all rows are many for a round. In practice, and without "
                     "a promise, take minibatches and gamma = 1 / lambda, as the paper does on real data: "
                     f'algorithm.steps = "given", algorithm.K = 1, algorithm.eta = {a.steps.eta / 2:.3g} '
                     "(half, since a batch can curve more than all rows), train.batch = 20 and "
                     "train.local = { epochs = 1 }.")
     return said
+
+
+def _about_cost(a: Advice, budget: Budget | None) -> list[str]:
+    if budget is None or a.cost is None:
+        return []
+    steps = (f"{a.gradients * a.clients:,} gradient steps in all, {a.cost:.2g} times the experiment's "
+             f"{budget.total:,}")
+    if a.cost <= 1:
+        return [f"With the steps of Corollary 1 that is {steps}."]
+    return [f"With the steps of Corollary 1 it would be {steps}. The settings below leave the "
+            "experiment's rounds and batches as they are and spend no more: gamma = 1 / lambda, as in the "
+            f"paper's experiments on real data, and half of eta = {a.steps.eta:.3g}, since a batch can curve "
+            "more than all rows. No rate is promised for them. "
+            'For the promise, take steps = "theory", '
+            f'L = {a.L:.4g}, mu = {a.mu:.4g}, batch = "full", one local step and {a.rounds:,} rounds.']
 
 
 def _short(value: float) -> float:

@@ -1,0 +1,117 @@
+"""What people should know about their data before they train on it: told, never mended in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.division import SPLITS, Division
+
+LARGE = 10.0  # a mean or a deviation beyond this is not that of a scaled feature
+SMALL = 5  # rows of a client below which its figures are chance
+FEW = 5  # whole values of a real target that look like classes
+NAMED = 3  # columns or clients that are named; the others are counted
+
+
+class Unscaled(NamedTuple):
+    """A real feature whose size is another than what step sizes are made for."""
+
+    name: str
+    mean: float
+    std: float
+
+    def __str__(self) -> str:
+        return f"{self.name} (mean {self.mean:.3g}, deviation {self.std:.3g})"
+
+
+def unscaled(x: Tensor, rows: np.ndarray, names: Sequence[str] | None) -> list[Unscaled]:
+    """The columns of real tables that are, over these rows; the largest first."""
+    if x.dim() != 2 or not x.is_floating_point() or not len(rows):
+        return []
+    seen = x[torch.from_numpy(rows)].double()
+    count = (~seen.isnan()).sum(0).clamp(min=1)
+    mean = seen.nan_to_num(0.0).sum(0) / count
+    std = ((seen - mean).square().nan_to_num(0.0).sum(0) / count).sqrt()
+    size = torch.maximum(mean.abs(), std)
+    order = [k for k in size.argsort(descending=True).tolist() if size[k] > LARGE]
+    return [Unscaled(_column(k, names), float(mean[k]), float(std[k])) for k in order]
+
+
+def about_scale(found: Sequence[Unscaled]) -> str:
+    """In words, with the remedy."""
+    one = len(found) == 1
+    return (f"{'column' if one else 'columns'} {_listed([str(each) for each in found])} "
+            f"{'is' if one else 'are'} not scaled: training with the usual step sizes is likely to diverge; "
+            'set scale = "client" in [data]')
+
+
+def observed(x: Tensor, y: Tensor, division: Division, column_names: Sequence[str] | None,
+             scaled: bool) -> tuple[str, ...]:
+    """Notes on rows as they came, before anything is imputed or scaled; `scaled`: they will be."""
+    return (*([] if column_names is None else _about_target(y)), *_about_sizes(division),
+            *_about_empty_columns(x, division, column_names),
+            *([] if scaled or not (found := unscaled(x, division.train.indices, column_names))
+              else [about_scale(found)]))
+
+
+def about_labels(labels: Sequence[str] | None) -> tuple[str, ...]:
+    """Where labels with gaps became classes (`labels.as_classes`)."""
+    if labels is None:
+        return ()
+    many = len(labels) > 10
+    which = f"{len(labels)} numbers from {labels[0]} to {labels[-1]}" if many else _listed(labels)
+    remedy = "; if y holds no classes but numbers, make it float" if many else ""
+    return (f"the labels are {which}: these are the {len(labels)} classes, called by their labels{remedy}",)
+
+
+def _about_target(y: Tensor) -> list[str]:
+    """Where the target of a table is real, and looks like classes."""
+    if not y.is_floating_point() or y.dim() != 1:
+        return []
+    values = y.unique()
+    if len(values) > FEW or len(values) == len(y) or not bool((values == values.round()).all()):
+        return []
+    listed = _listed([f"{value:g}" for value in values.tolist()])
+    return [f"the target has only the values {listed}, and is taken for a real number: if these are classes, "
+            "list them as classes in [schema]"]
+
+
+def _about_sizes(division: Division) -> list[str]:
+    size = sum(getattr(division, split).sizes for split in SPLITS)
+    small = np.flatnonzero(size < SMALL)
+    if not len(small):
+        return []
+    who = _listed([f"{division.names[k]!r} ({size[k]})" for k in small])
+    whose = f"client {who} has" if len(small) == 1 else f"clients {who} have"
+    return [f"{whose} fewer than {SMALL} rows: what is measured there is chance"]
+
+
+def _about_empty_columns(x: Tensor, division: Division, names: Sequence[str] | None) -> list[str]:
+    if x.dim() != 2 or not x.is_floating_point():
+        return []
+    missing = x.isnan()
+    if not bool(missing.any()):
+        return []
+    empty = []
+    for client in range(len(division.train)):
+        rows = torch.from_numpy(division.train[client])
+        empty += [f"{_column(k, names)} at {division.names[client]!r}"
+                  for k in torch.nonzero(missing[rows].all(0)).flatten().tolist()]
+    if not empty:
+        return []
+    return [f"{'a column has' if len(empty) == 1 else f'{len(empty)} columns have'} no value in a client's "
+            f"training rows: {_listed(empty)}; what is filled in tells the model nothing"]
+
+
+def _column(k: int, names: Sequence[str] | None) -> str:
+    return f"{k}" if names is None else repr(names[k])
+
+
+def _listed(words: Sequence[str], most: int = NAMED) -> str:
+    if len(words) > max(most, 10 if all(len(word) < 6 for word in words) else 0):
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
