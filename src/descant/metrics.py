@@ -2,8 +2,8 @@
 
 A tally is a vector of sums (float64) over the rows that count. The figures of one client come from its
 own tally, those of all together from the sum of the tallies, exactly, though a balanced accuracy or an
-R2 is no mean of the clients' values. An AUROC is made of no sums: it is computed where all outputs of a client
-are at hand, and only where it decides.
+R2 is no mean of the clients' values. An AUROC is made of no sums: it is computed where all outputs of a
+client are at hand, and only where it decides.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def regression_figures(rows: Tensor, tally: Tensor) -> list[Tensor]:
 
 
 def auroc(outputs: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
-    """The area under the ROC curve over the rows that count (`measures.macro_auroc`, but also inside vmap): of
-    two classes that of the second; of more, each class against the rest by its probability, and the mean over
-    the classes that occur. NaN where fewer than two do."""
+    """The area under the ROC curve over the rows that count (`measures.macro_auroc`, but also inside vmap):
+    of two classes that of the second; of more, each class against the rest by its probability, and the mean
+    over the classes that occur. NaN where fewer than two do."""
     y = y.long()
     if outputs.dim() == 1 or (outputs.shape[1] == 1 and classes == 2):
         return _area(outputs.reshape(-1).double(), y.reshape(-1) == 1, weight)

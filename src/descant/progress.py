@@ -47,8 +47,8 @@ class Progress:
         for note in (*setup.federation.notes, *run.notes):
             self._say(f"note: {note}")
         if run.why_metric is not None:
-            self._say(f"note: rounds are selected by {self._metric.replace('_', ' ')}, since {run.why_metric}; "
-                      "eval.metric sets another metric")
+            self._say(f"note: rounds are selected by {self._metric.replace('_', ' ')}, since "
+                      f"{run.why_metric}; eval.metric sets another metric")
         for caution in setup.algorithm.cautions():
             self._say(f"caution: {caution}")
         if run.directory is not None and run.is_converged:
@@ -84,7 +84,8 @@ class Progress:
                 "score": _score("personal", scored, self._metric)}
             self._bar.update(bars.TaskID(0), completed=row["round"], speed=speed, **score)
         elif scored is not None:
-            scores = [_score(model, row[model], self._metric) for model in ("personal", "global") if model in row]
+            scores = [_score(model, row[model], self._metric)
+                      for model in ("personal", "global") if model in row]
             number = f"{row['round']:>{len(str(self._rounds))}}/{self._rounds}"
             self._say(f"round {number}  {'  '.join(scores)}  {speed}")
 

@@ -77,8 +77,9 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
         of_each = vmap(work.task.figures)
         # of each split an AUROC, or none: columns of one width or of none
         areas = scores.auroc.to(work.task.dtype).tensor_split(2, 1)
-        return Figures(*(torch.cat([of_each(tallies), area], 1) for tallies, area in
-                         zip((scores.validation, scores.test), areas, strict=True)), scores.error)
+        validation, test = (torch.cat([of_each(tallies), area], 1) for tallies, area in
+                            zip((scores.validation, scores.test), areas, strict=True))
+        return Figures(validation, test, scores.error)
 
     shared, pooled = None, None
     if model is not None:
@@ -161,7 +162,8 @@ def selection_key(evaluation: Evaluation, federation: Federation, metric: str) -
     """What the best round maximises: mean validation figures of the personal models; never test.
 
     First, as few clients as possible that could not be scored or whose loss is not finite; then the mean of
-    the metric that decides, over the clients where it is defined; then the loss. None without validation data.
+    the metric that decides, over the clients where it is defined; then the loss. None without validation
+    data.
     """
     has_rows = federation.validation.sizes[evaluation.clients] > 0
     if not has_rows.any():

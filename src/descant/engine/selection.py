@@ -38,8 +38,8 @@ def usual(task: Task) -> str:
 
 
 def deciding(wanted: str | None, task: Task, federation: Federation) -> Deciding:
-    """The metric that is asked for in `eval.metric`; else accuracy, or balanced accuracy where the classes are
-    so unbalanced that predicting the same for every row would look good; else the loss."""
+    """The metric that is asked for in `eval.metric`; else accuracy, or balanced accuracy where the classes
+    are so unbalanced that predicting the same for every row would look good; else the loss."""
     if wanted is not None:
         _require_known(wanted, task, federation)
         return Deciding(wanted, None)

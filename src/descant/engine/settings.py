@@ -22,8 +22,8 @@ class Train(Checked):
     participation: Literal["cohort", "all"] = hyper(
         "cohort", "who trains: the cohort, or everyone with only the cohort aggregated")
     patience: int | None = hyper(
-        None, "stop when the validation figures have not improved for so many evaluations; rounds is then the "
-              "most there are; absent: play them all", low=1)
+        None, "stop when the validation figures have not improved for so many evaluations; rounds is then "
+              "the most there are; absent: all rounds are played", low=1)
     drop: float = hyper(0.0, "share of each round's clients that drop out at random before they start",
                         low=0, below=1)
     seed: int = hyper(0, "seed of sampling, batches and initial model", low=0)
@@ -67,9 +67,9 @@ class Eval(Checked):
     every: int = hyper(5, "rounds between evaluations; the last round is always evaluated", low=1)
     clients: int | None = hyper(None, "size of a fixed sample of clients to evaluate; absent: all", low=1)
     metric: str | None = hyper(
-        None, "what decides: accuracy, balanced_accuracy, auroc, loss, mse or r2; it selects the best round, and "
-              "tuning and comparing go by it; absent: accuracy, balanced_accuracy where classes are unbalanced, "
-              "or loss")
+        None, "what decides: accuracy, balanced_accuracy, auroc, loss, mse or r2; it selects the best "
+              "round, and tuning and comparing go by it; absent: accuracy, or balanced_accuracy where "
+              "classes are unbalanced, or loss")
     metrics: tuple[str, ...] | None = hyper(
         None, 'your own figures of a finished run: "package.module:function", of (outputs, y)')
 

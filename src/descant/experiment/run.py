@@ -119,8 +119,8 @@ class Setup:
     def identity(self) -> dict[str, Any]:
         """What two parts of one run must share. The number of rounds may grow, the cluster may move, and how
         clients are run may change where there is less of everything: results agree to rounding. What is
-        measured when all is done changes nothing, nor does when to stop. The usual metric is left out, as runs
-        have it that were made before there was a choice."""
+        measured when all is done changes nothing, nor does when to stop. The usual metric is left out: runs
+        that were made before there was a choice have it."""
         tables = self.tables()
         tables["eval"].pop("metrics", None)
         if self.deciding.name == usual(self.task):
@@ -240,7 +240,8 @@ class Run:
     def drive(self, backend: Backend, observer: Observer) -> None:
         """Play the rounds that are left."""
         settings, train, federation = self.setup.eval, self.setup.train, self.setup.federation
-        clients, metric = evaluated_clients(federation.population, settings, train.seed), self.setup.deciding.name
+        clients = evaluated_clients(federation.population, settings, train.seed)
+        metric = self.setup.deciding.name
         if self.rounds == 0:
             with _shielded(), self._writing():
                 self._keeper.commit(None)
@@ -258,7 +259,8 @@ class Run:
             with _shielded(), self._writing(), self.stopwatch("checkpoint"):
                 if self.directory is not None:
                     layout.append_row(self.directory, row, evaluations, federation)
-                self._keeper.commit(selection_key(evaluations[0], federation, metric) if evaluations else None)
+                self._keeper.commit(
+                    selection_key(evaluations[0], federation, metric) if evaluations else None)
                 self.history.append(row)
             self.stopwatch.rounds += 1
             observer.played(row)
@@ -340,7 +342,8 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
     if rounds is not None and setup.train.patience is not None and idle(
             layout.read_metrics(out), setup.deciding.name) >= setup.train.patience:
         raise UsageError(f"{out} has stopped, since its validation figures had not improved for "
-                         f"{setup.train.patience} evaluations: to go on, take patience out of its config.toml")
+                         f"{setup.train.patience} evaluations: to go on, take patience out of its "
+                         "config.toml")
     with one_thread():
         # workers are made before the lock is taken, lest they inherit it and outlive us
         backend, settled, measured = _settle(setup)

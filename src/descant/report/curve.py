@@ -13,8 +13,8 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 
 
 def draw_curve(history: list[dict[str, Any]], best_round: int | None, path: Path, metric: str) -> None:
-    """Test figures of the personal and the global models by the metric that decides, with the worst decile, and
-    the training loss."""
+    """Test figures of the personal and the global models by the metric that decides, with the worst decile,
+    and the training loss."""
     from matplotlib.figure import Figure  # slow: only when there is something to draw
 
     rows = [row for row in history if "personal" in row]

@@ -15,7 +15,7 @@ SPREAD = {"mean": "mean", "weighted": "weighted", "std": "std", "worst_decile": 
 
 
 def metrics(scores: dict[str, Any], deciding: str) -> list[str]:
-    """The metrics worth showing: the one that decides first; then accuracy, or whatever there is without it."""
+    """The metrics worth showing: the one that decides; then accuracy, or whatever there is without it."""
     names = list(scores["test"])
     return [*dict.fromkeys([deciding, *(["accuracy"] if "accuracy" in names else names)])]
 
