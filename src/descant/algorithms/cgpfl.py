@@ -17,7 +17,7 @@ from descant.clustering import Partition, choose_K, coordinates, kmeans, means, 
 from descant.errors import UsageError
 from descant.fields import hyper
 from descant.precision import Lam, Precision, Sent, as_rule, overshooting, unstable
-from descant.ranges import Log, Whole
+from descant.ranges import Log, Step, Whole
 from descant.task import Task
 from descant.tree import Tree, concat, map_tree, stack, take
 from descant.vector import Model
@@ -94,8 +94,8 @@ class CGPFL(Algorithm):
     K: int | Literal["auto"] = hyper(4, 'clusters; "auto": by the least bound (CGPFL-Heur)',
                                      low=1, search=Whole(1, 10))
     lam: Lam = hyper(12.0, "strength of the pull of theta to w", above=0, search=Log(1.0, 100.0))
-    eta: float = hyper(0.09, "step size of theta", above=0, search=Log(0.001, 0.3))
-    beta: float = hyper(0.005, "step size of w", above=0, search=Log(0.001, 0.1))
+    eta: float = hyper(0.09, "step size of theta", above=0, search=Step(0.001, 0.3))
+    beta: float = hyper(0.005, "step size of w", above=0, search=Step(0.001, 0.1))
     alpha: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     S: int = hyper(5, "gradient steps on theta for each batch", low=1)
     outer: Literal["pfedme", "printed"] = hyper("pfedme", "step of w: beta lam, or the printed 2 beta / N")

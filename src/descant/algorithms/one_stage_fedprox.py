@@ -12,7 +12,7 @@ from descant.errors import UsageError
 from descant.fields import hyper
 from descant.precision import Lam, strongest, unstable
 from descant.prior import Gaussian
-from descant.ranges import Log
+from descant.ranges import Log, Step
 from descant.solve import SGD, settle
 from descant.task import Batch, Task
 from descant.theory.moreau import corollary_steps
@@ -57,7 +57,7 @@ class OneStageFedProx(SharedPrior):
     lam: Lam = hyper(0.1, "strength of the pull of the local models to the global one", above=0,
                      search=Log(0.01, 10.0))
     steps: Literal["given", "theory"] = hyper("given", "eta, gamma and K: as given, or those of Corollary 1")
-    eta: float = hyper(0.01, "step size of the local models", above=0, search=Log(0.001, 1.0))
+    eta: float = hyper(0.01, "step size of the local models", above=0, search=Step(0.001, 1.0))
     gamma: float | None = hyper(None, "step size of the global model; absent: 1 / lam", above=0)
     K: int = hyper(1, "gradient steps for each batch", low=1)
     L: float | None = hyper(None, "smoothness of the clients' losses, where it is known", above=0)

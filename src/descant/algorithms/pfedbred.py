@@ -15,7 +15,7 @@ from descant.errors import UsageError
 from descant.fields import hyper
 from descant.precision import Adaptive, Lam, LearnedVariance, overshooting, strongest, unstable
 from descant.prior import Gaussian
-from descant.ranges import Log
+from descant.ranges import Log, Step
 from descant.solve import SGD, settle
 from descant.task import Batch, Task
 from descant.tree import Tree
@@ -87,8 +87,8 @@ class pFedBreD(SharedPrior):
     eta: float = hyper(0.05, "step of mu along the memorised envelope gradient", low=0,
                        search=Log(0.001, 1.0))
     eta_a: float = hyper(0.01, "step of mu along the loss gradient", low=0)
-    a_m: float = hyper(0.01, "step size of w", above=0, search=Log(0.001, 0.1))
-    a: float = hyper(0.01, "step size of theta", above=0, search=Log(0.001, 0.3))
+    a_m: float = hyper(0.01, "step size of w", above=0, search=Step(0.001, 0.1))
+    a: float = hyper(0.01, "step size of theta", above=0, search=Step(0.001, 0.3))
     K: int = hyper(5, "steps on theta for each batch", low=1)
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum (AM: 2)", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")

@@ -12,7 +12,7 @@ from descant.belief import SharedPrior, Told
 from descant.fields import hyper
 from descant.precision import Lam, overshooting, unstable
 from descant.prior import Gaussian
-from descant.ranges import Log
+from descant.ranges import Log, Step
 from descant.solve import SGD, settle
 from descant.task import Batch, Task
 from descant.vector import Model
@@ -45,8 +45,8 @@ class pFedMe(SharedPrior):
     )
 
     lam: Lam = hyper(15.0, "strength of the pull of theta to w", low=0, search=Log(1.0, 100.0))
-    eta: float = hyper(0.005, "step size of w", above=0, search=Log(0.001, 0.1))
-    alpha: float = hyper(0.09, "step size of theta", above=0, search=Log(0.001, 0.3))
+    eta: float = hyper(0.005, "step size of w", above=0, search=Step(0.001, 0.1))
+    alpha: float = hyper(0.09, "step size of theta", above=0, search=Step(0.001, 0.3))
     K: int = hyper(5, "gradient steps on theta for each batch", low=1)
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
