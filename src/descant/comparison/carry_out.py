@@ -129,9 +129,9 @@ class More(NamedTuple):
 
 
 def extended(plan: Plan, found: results.Results) -> More:
-    """Look whether the comparison is decided, and add as many repetitions as would settle it. There are as many
-    looks as the plan says, since the tests are as strict as so many looks need; one at the same repetitions is
-    the same look again."""
+    """Look whether the comparison is decided, and add as many repetitions as would settle it. There are as
+    many looks as the plan says, since the tests are as strict as so many looks need; one at the same
+    repetitions is the same look again."""
     count = len(plan.seeds)
     looked_at = [*dict.fromkeys([*plan.looked_at, count])]
     plan = plan._replace(looked_at=looked_at)

@@ -62,8 +62,8 @@ def compare(
                                 "no number of them would do; at most 30.")] = False,
     splits: Annotated[SplitKinds | None, typer.Option(
         "--splits", show_default=False,
-        help="Which rows a repetition tests: those of a split of its own, of a fold of a cross-validation, or "
-             "the same as the others. Without it: repeated.")] = None,
+        help="Which rows a repetition tests: those of a split of its own, of a fold of a cross-validation, "
+             "or the same as the others. Without it: repeated.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at the same time.")] = 1,
     budget: Annotated[Budgets, typer.Option(
         "--budget", help="What all methods get: the same number of gradient steps, as the file's [algorithm] "
@@ -158,9 +158,9 @@ def compare(
 
 
 def _population(chosen: Populations | None) -> Population | None:
-    if chosen is None:
-        return None
-    return "new clients" if chosen is Populations.new_clients else chosen.value
+    known: dict[Populations, Population] = {Populations.rows: "rows", Populations.clients: "clients",
+                                            Populations.new_clients: "new clients"}
+    return None if chosen is None else known[chosen]
 
 
 def _numbers(seeds: str) -> list[int]:

@@ -173,12 +173,12 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
             progress(len(done) * rounds)
         # a longer search that is there already began as this one
         done = done[: max(trials, _failures(done) + 1)]
-        found = _concluded(setup, done, ranges)
+        came_to = _concluded(setup, done, ranges)
         with _writing(record):
             _write_trials(record, done, ranges)
-            if isinstance(found, Best):
-                _write_best(record, found, setup, _reaching(done, ranges))
-    return found if isinstance(found, Nothing) else found.tuned
+            if isinstance(came_to, Best):
+                _write_best(record, came_to, setup, _reaching(done, ranges))
+    return came_to if isinstance(came_to, Nothing) else came_to.tuned
 
 
 # -- going down ------------------------------------------------------------------------------------------
