@@ -103,7 +103,7 @@ def report(place: Path) -> None:
         "alpha = 0.3", ""))
     out = place / "many"
     seconds(sys.executable, "-m", "descant", "compare", str(file), "--algorithms", MANY, "--seeds", "0",
-            "--match", "rounds", "--no-baselines", "--jobs", "2", "--out", str(out))
+            "--budget", "rounds", "--no-baselines", "--jobs", "2", "--out", str(out))
     planning.make(read_toml(file), out, range(5), algorithms=MANY, match="rounds", baselines=False)
     for run in planning.read(out).runs(seeds=[1, 2, 3, 4]):
         shutil.copytree(run.place.parent / "seed-0", run.place)

@@ -538,8 +538,10 @@ def test_a_damaged_checkpoint_is_an_error(run_copy, file, damage, words):
 def a_run(rounds: int = 12, **train: object) -> SimpleNamespace:
     setup = SimpleNamespace(
         train=Train(rounds=rounds, **train), origin=None, algorithm=FedAvg(),
-        federation=SimpleNamespace(population=9, notes=()), task=SimpleNamespace(dim=1))
-    return SimpleNamespace(setup=setup, rounds=0, directory=None, notes=[])
+        federation=SimpleNamespace(population=9, notes=()), task=SimpleNamespace(dim=1),
+        deciding=SimpleNamespace(name="accuracy"))
+    return SimpleNamespace(setup=setup, rounds=0, directory=None, notes=[], why_metric=None,
+                           is_converged=False)
 
 
 def a_row(number: int, **more: object) -> dict:

@@ -304,6 +304,6 @@ def test_a_comparison_that_was_stopped_goes_on(tmp_path, compared, how):
         for seed in (0, 1):
             at = f"runs/{label}/seed-{seed}"
             assert checkpoint(tmp_path / "parts" / at) == checkpoint(compared / at)
-    code, _, err = finish("compare", "e.toml", "--out", "parts", "--match", "rounds", cwd=tmp_path)
+    code, _, err = finish("compare", "e.toml", "--out", "parts", "--budget", "rounds", cwd=tmp_path)
     assert code == 2
     assert "holds another comparison" in err

@@ -16,6 +16,7 @@ from rich.console import Console
 from descant.algorithms import CGPFL, Ditto, FedAvg, LocalTrain, pFedBreD, pFedMe
 from descant.comparison import carry_out, figures, methods, page, results, words
 from descant.comparison import plan as planning
+from descant.data.spec import DataSpec
 from descant.engine.settings import Train
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
@@ -223,9 +224,10 @@ def test_equal_budgets(tables: dict[str, Any], tmp_path: Path) -> None:
     assert [(p.label, p.seed, p.rounds, p.tables["eval"]["every"]) for p in plan.runs()] == [
         (label, seed, rounds, every) for seed in (0, 5)
         for label, rounds, every in (("pfedme", 4, 2), ("localtrain", 12, 6), ("tuned", 12, 6))]
-    for p in plan.runs():  # one federation for all; a seed is one initial model, and the same cohorts
-        assert (p.tables["data"]["seed"], p.tables["train"]["seed"]) == (0, p.seed)
-    rounds, _ = made(tables, tmp_path / "rounds", [0], match="rounds")
+    for p in plan.runs():  # the same clients for all; a seed is one split and initial model, and the cohorts
+        assert (p.tables["data"]["seed"], p.tables["data"]["split"], p.tables["train"]["seed"]) == (
+            0, p.seed, p.seed)
+    rounds, _ = made(tables, tmp_path / "rounds", [0], budget="rounds")
     assert {p.rounds for p in rounds.runs()} == {4}
     assert planning.read(tmp_path / "out") == plan
 
@@ -357,8 +359,8 @@ def test_a_directory_holds_one_federation_and_one_budget(tables: dict[str, Any],
     with pytest.raises(UsageError, match="another comparison") as caught:
         made(tables | change, out, [0])
     assert words in str(caught.value)
-    with pytest.raises(UsageError, match=r"match: 'steps' became 'rounds'"):
-        made(tables, out, [0], match="rounds")
+    with pytest.raises(UsageError, match=r"budget: 'steps' became 'rounds'"):
+        made(tables, out, [0], budget="rounds")
 
 
 def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
@@ -388,13 +390,202 @@ def test_places_that_hold_no_comparison(tables: dict[str, Any], tmp_path: Path) 
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DescantError, match=r"comparison.json is damaged .* restore it"):
         page.page_data(tmp_path / "out")
-    for metric in ("acuracy", "sensitivity"):  # the second is for two classes
-        with pytest.raises(UsageError, match="unknown metric"):
+    for metric, why in (("acuracy", "unknown metric 'acuracy': did you mean 'accuracy'"),
+                        ("sensitivity", "unknown metric"),  # it is for two classes
+                        ("calibration_error", "cannot select rounds")):
+        with pytest.raises(UsageError, match=why):
             made(tables, tmp_path / "other", [0], metric=metric)
     for seeds in ([], [1, 1], [-1]):
         with pytest.raises(UsageError, match="seeds"):
             made(tables, tmp_path / "other", seeds)
     assert not (tmp_path / "other").exists()
+
+
+# -- splits --------------------------------------------------------------------------------------------
+
+
+def tested(plan: planning.Plan, seed: int) -> list[np.ndarray]:
+    """The test rows of each client in the repetition with a seed, the same for all methods."""
+    [data] = {json.dumps(run.tables["data"]) for run in plan.runs(seeds=[seed])}
+    federation = DataSpec.parse(json.loads(data)).federation()
+    return [federation.test[k] for k in range(federation.population)]
+
+
+def test_repetitions_test_other_rows_and_all_methods_the_same(tables: dict[str, Any], tmp_path: Path) -> None:
+    plan, _ = made(tables, tmp_path / "out", [0, 1, 2])
+    assert plan.splits == "repeated"
+    assert len({tuple(sorted(tested(plan, seed)[0])) for seed in plan.seeds}) == 3
+    more, _ = made(tables, tmp_path / "out", [7])  # the same federation, whatever the split
+    assert more.seeds == [0, 1, 2, 7]
+    sizes = json.loads((tmp_path / "out" / "federation.json").read_text())["sizes"]["test"]
+    assert sizes == [len(rows) for rows in tested(plan, 0)]
+    with pytest.raises(UsageError, match="splits: 'repeated' became 'folds'"):
+        made(tables, tmp_path / "out", [0], splits="folds")
+
+
+def test_over_the_folds_every_row_is_tested_once(tables: dict[str, Any], tmp_path: Path) -> None:
+    plan, _ = made(tables, tmp_path / "out", [*range(8)], splits="folds")
+    for first in (0, 4):  # two cross-validations of four folds each
+        rows = [np.concatenate(tested(plan, seed)) for seed in range(first, first + 4)]
+        assert sorted(np.concatenate(rows)) == list(range(1797))
+    assert not np.array_equal(tested(plan, 0)[0], tested(plan, 4)[0])
+    assert plan.remarks() == []
+    odd, _ = made(tables, tmp_path / "odd", [*range(5)], splits="folds")
+    assert odd.remarks() == ["5 repetitions are no whole cross-validation: there are 4 folds, so that some "
+                             "rows are tested more often than others."]
+    with pytest.raises(UsageError, match="makes no folds"):
+        made(tables | {"data": tables["data"] | {"test": 0.7}}, tmp_path / "none", [0], splits="folds")
+
+
+def test_a_split_that_is_given_is_fixed(tables: dict[str, Any], tmp_path: Path) -> None:
+    fixed, _ = made(tables, tmp_path / "fixed", [0, 1], splits="fixed")
+    assert np.array_equal(tested(fixed, 0)[0], tested(fixed, 1)[0])
+    assert fixed.remarks() == []  # it was asked for
+    federation = Experiment.parse(tables).data.federation()
+    federation.save_partition(tmp_path / "p.npz")
+    given = tables | {"data": {"dataset": "digits", "partition_file": str(tmp_path / "p.npz")}}
+    plan, _ = made(given, tmp_path / "out", [0, 1])
+    assert plan.splits == "fixed"
+    assert plan.remarks() == ["All repetitions test the same rows, since data.partition_file says which: "
+                              "what another split would say is not known."]
+    with pytest.raises(UsageError, match=r"data\.partition_file says which rows are tested"):
+        made(given, tmp_path / "other", [0], splits="repeated")
+
+
+# -- budgets -------------------------------------------------------------------------------------------
+
+
+def test_steps_are_counted_also_of_a_method_that_diverges_at_once(tables: dict[str, Any], tmp_path: Path
+                                                                  ) -> None:
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="ditto,ditto:solver.lr=1e38,label=wild")
+    assert plan.methods["wild"].rounds == plan.methods["ditto"].rounds == 6
+    assert all(method.seconds > 0 for method in plan.methods.values())
+
+
+def test_methods_are_trained_until_they_no_longer_improve(tables: dict[str, Any], tmp_path: Path, seen: Seen
+                                                          ) -> None:
+    quick = tables | {"train": tables["train"] | {"local": {"steps": 10}}, "eval": {"every": 1}}
+    plan, _ = made(quick, tmp_path / "out", [0], baselines=False, budget="converge",
+                   algorithms="localtrain:solver.lr=1.0,localtrain:solver.lr=1e-4,label=slow")
+    fast, slow = plan.runs()
+    assert fast.tables["train"]["rounds"] == 10 * plan._matched(plan.methods["localtrain"]) == 120
+    assert (fast.tables["train"]["patience"], fast.tables["eval"]["every"]) == (5, 3)
+    found = done(plan, seen)
+    summaries = {run.label: run.summary for run in found.finished}
+    assert summaries["localtrain"]["stopped"] == "converged"
+    assert summaries["localtrain"]["rounds"] < 120
+    assert fast.done
+    assert fast.size_done == fast.size
+    assert (summaries["slow"]["stopped"], summaries["slow"]["rounds"]) == (None, 120)
+    seen.done.clear()
+    done(plan, seen)
+    assert seen.done == []  # it knows that they are done
+    notes = words.notes(found)
+    assert any(note.startswith("localtrain stopped improving after ") for note in notes)
+    assert any(note.startswith("slow was still improving at the cap of 120 rounds with 1 of 1 seed (120 "
+                               "rounds, 3,600 gradient steps)") for note in notes)
+    assert not any("was extended" in note for note in notes)
+    search = plan.trial_of(plan.methods["slow"], 1)
+    assert (search.train.rounds, search.train.patience) == (12, None)
+
+
+def test_patience_and_equal_budgets_do_not_go_together(tables: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"train\.patience stops runs early, and --budget steps gives"):
+        made(tables | {"train": tables["train"] | {"patience": 3}}, tmp_path / "out", [0])
+    blind = tables | {"data": tables["data"] | {"validation": 0.0}}
+    with pytest.raises(UsageError, match="clients have no validation rows"):
+        made(blind, tmp_path / "out", [0], budget="converge")
+    assert not (tmp_path / "out").exists()
+
+
+# -- what decides --------------------------------------------------------------------------------------
+
+
+def test_the_metric_is_one_for_all_runs_and_stays(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+    out = tmp_path / "out"
+    plan, _ = made(tables, out, [0], algorithms="fedavg,localtrain", baselines=False, metric="auroc")
+    assert (plan.metric, plan.metric_why, plan.looks, plan.population) == ("auroc", None, 1, "clients")
+    assert {run.tables["eval"]["metric"] for run in plan.runs()} == {"auroc"}
+    found = done(plan, seen)
+    assert found.metric == "auroc"
+    curve = page.page_data(out)["curves"]["fedavg"]["personal"]["mean"]
+    assert all(0.5 < value <= 1 for value in curve)
+    again, _ = made(tables, out, [0], algorithms="fedavg", baselines=False, population="rows")
+    assert (again.metric, again.population) == ("auroc", "rows")
+    with pytest.raises(UsageError, match="selected by auroc, and not by accuracy: choose another"):
+        made(tables, out, [0], algorithms="fedavg", baselines=False, metric="accuracy")
+
+
+def test_unbalanced_classes_are_told(tmp_path: Path) -> None:
+    tables = {"data": {"dataset": "heart_disease", "scale": "client", "impute": "client"},
+              "algorithm": {"name": "fedavg"}, "train": {"rounds": 1, "backend": "vectorised"}}
+    plan, _ = made(tables, tmp_path / "out", [0])
+    assert plan.metric == "balanced_accuracy"
+    assert plan.metric_why is not None
+    assert "of the training rows of client 'switzerland' are of one class" in plan.metric_why
+    again, _ = made(tables, tmp_path / "out", [1])
+    assert again.metric_why == plan.metric_why
+
+
+def test_as_many_clusters_as_clients_are_told_before_anything_runs(tables: dict[str, Any], tmp_path: Path
+                                                                   ) -> None:
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="cgpfl:K=6", baselines=False)
+    assert plan.remarks() == ["cgpfl has 6 clusters for 6 clients: each client can be a cluster of its own, "
+                              "so that nothing is shared; take fewer."]
+
+
+def test_a_directory_of_an_older_format_is_refused(tables: dict[str, Any], tmp_path: Path) -> None:
+    made(tables, tmp_path / "out", [0])
+    path = tmp_path / "out" / "comparison.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    for act in (lambda: planning.read(tmp_path / "out"), lambda: made(tables, tmp_path / "out", [1])):
+        with pytest.raises(DescantError, match="of format 1, and this version of descant has 2: .*anew in"):
+            act()
+
+
+# -- repetitions until it is decided -------------------------------------------------------------------
+
+
+def looking(monkeypatch: pytest.MonkeyPatch, *answers: tuple[bool, int | None, str]) -> None:
+    left = iter(answers)
+    monkeypatch.setattr(results, "outlook", lambda found: results.Outlook(*next(left)))
+
+
+def test_repetitions_are_added_until_it_is_decided(tables: dict[str, Any], tmp_path: Path, seen: Seen,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _ = made(tables, tmp_path / "out", [0, 1], algorithms="fedavg,localtrain", baselines=False,
+                   looks=planning.LOOKS)
+    found = done(plan, seen)
+    looking(monkeypatch, (False, 2, "ditto is close"), (True, 0, "all are apart"))
+    first = carry_out.extended(plan, found)
+    assert (first.seeds, first.plan.seeds, first.plan.looked_at) == ([2, 3], [0, 1, 2, 3], [2])
+    assert first.words.startswith("not decided with 2 repetitions: ditto is close; 2 more, about ")
+    assert first.words.endswith("of work (look 1 of 3)")
+    first.plan.write()
+    assert planning.read(plan.out) == first.plan
+    second = carry_out.extended(first.plan, found)
+    assert (second.seeds, second.words) == ([], "decided with 4 repetitions: all are apart")
+
+
+@pytest.mark.parametrize(("looked_at", "seeds", "answer", "words"), [
+    ([2, 5], 9, (False, 6, "close"), "not decided with 9 repetitions, and all 3 looks are taken: close"),
+    ([], 30, (False, 6, "close"), "not decided with 30 repetitions, and 30 are the most it takes: close"),
+    ([], 5, (False, None, "test rows are too few"), "not decided with 5 repetitions: test rows are too few"),
+])
+def test_there_is_an_end_to_it(tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                               looked_at: list[int], seeds: int, answer: Any, words: str) -> None:
+    plan, _ = made(tables, tmp_path / "out", range(seeds), looks=planning.LOOKS)
+    looking(monkeypatch, answer)
+    found = carry_out.extended(plan._replace(looked_at=looked_at), results.read(plan))
+    assert (found.seeds, found.words) == ([], words)
+
+
+def test_the_same_look_again_is_no_other(tables: dict[str, Any], tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _ = made(tables, tmp_path / "out", [0, 1], looks=planning.LOOKS)
+    looking(monkeypatch, (False, 40, "close"))
+    found = carry_out.extended(plan._replace(looked_at=[2]), results.read(plan))
+    assert (found.plan.looked_at, len(found.plan.seeds)) == ([2], carry_out.MOST_SEEDS)
 
 
 # -- runs that stop, fail, or are missing ----------------------------------------------------------------
@@ -660,13 +851,13 @@ def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dic
 
 
 def test_the_answer_in_words(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
-    plan, _ = made(tables, tmp_path / "out", [0], algorithms="localtrain:solver.lr=0.1")
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="localtrain:solver.lr=0.1", splits="fixed")
     found = done(plan, seen)
     [first, second, third] = words.answer(found)
     assert first.startswith("localtrain is best: test accuracy 0.")
     assert "one seed cannot say" in second.lower()
     assert third == "No method serves the clients better than training alone."
-    many, _ = made(tables, tmp_path / "out", range(6), algorithms="localtrain:solver.lr=0.1")
+    many, _ = made(tables, tmp_path / "out", range(6), algorithms="localtrain:solver.lr=0.1")  # as before
     sentences = words.answer(done(many, seen))
     assert "The difference is real for fedavg + fine-tuning (paired over 6 seeds" in sentences[1]
     [gap] = found.differences
@@ -698,6 +889,8 @@ def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], t
                         algorithms="fedavg:finetune=2,localtrain:solver.lr=0.1")
     wanted = carry_out.searches(plan, labels, 3, 1)
     assert [search.label for search in wanted] == ["fedavg"]  # the other's step size is the user's
+    for search in wanted:  # on a split of its own
+        assert (search.tables["data"]["split"], search.tables["train"]["seed"]) == (10_000, 10_000)
     found = carry_out.search(wanted, 1, seen)
     plan = plan.tuned("fedavg", found["fedavg"].values)
     plan.write()
@@ -717,3 +910,27 @@ def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], t
     with pytest.raises(UsageError, match="runs of fedavg that were made without a search"):
         carry_out.searches(untuned, labels, 3, 1)
     assert words.notes(results.read(plan))[-1] == "Not tuned: localtrain."
+
+
+def test_a_method_of_which_nothing_trains_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path,
+                                                                   seen: Seen) -> None:
+    pytest.importorskip("optuna")
+    longer = tables | {"train": tables["train"] | {"local": {"steps": 6}}}
+    plan, labels = made(longer, tmp_path / "out", [0], baselines=False, algorithms="fedavg,fedprox:mu=1e38")
+    assert plan.methods["fedprox"].rounds == plan.methods["fedavg"].rounds == 12
+    wanted = carry_out.searches(plan, labels, 2, 1)
+    assert carry_out.seconds_of(plan, wanted, 1) == pytest.approx(
+        2 * 12 * sum(method.seconds for method in plan.methods.values()))
+    found = carry_out.search(wanted, 1, seen)
+    for label, of in found.items():
+        plan = plan.tuned(label, getattr(of, "values", None), of.note)
+    plan.write()
+    assert plan.methods["fedavg"].tuned is not None
+    assert plan.methods["fedprox"].tuned is None
+    assert "fedprox: none of the 7 trials of its search has trained anything, down to solver.lr = 1e-07" in (
+        plan.remarks()[0])
+    assert seen.notes == [plan.remarks()[0].removesuffix(".")]
+    [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
+    assert run.label == "fedprox"
+    assert "diverges" in why
+    assert [row.label for row in results.read(plan).rows] == ["fedavg"]

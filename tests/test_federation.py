@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from descant import data
-from descant.division import SplitName, Table, split_rows
+from descant.data.spec import DataSpec
+from descant.division import Division, SplitName, Table, folds_of, split_rows
 from descant.errors import UsageError
 from descant.pool import Federation
 
@@ -115,6 +116,70 @@ def test_groups_of_single_rows_change_nothing() -> None:
     plain = split_rows(np.arange(50), labels, 0, 0, 0.25, 0.2)
     grouped = split_rows(np.arange(50), labels, 0, 0, 0.25, 0.2, np.arange(50))
     assert all(np.array_equal(a, b) for a, b in zip(plain, grouped, strict=True))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=30), st.sampled_from([0.5, 0.3, 0.25, 0.2, 0.1]),
+       st.integers(0, 99))
+def test_over_the_folds_every_row_is_tested_once(sizes: list[int], test: float, seed: int) -> None:
+    """Groups stay together, classes are spread, and there is always something to train on."""
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    labels = np.repeat(rng.integers(3, size=len(sizes)), sizes)
+    count = folds_of(test)
+    splits = [split_rows(np.arange(len(group)), labels, seed, 1, test, 0.2, group, fold)
+              for fold in range(count)]
+    assert sorted(np.concatenate([tested for *_, tested in splits])) == list(range(len(group)))
+    of_class = []
+    for train, held_out, tested in splits:
+        assert sorted(np.concatenate([train, held_out, tested])) == list(range(len(group)))
+        assert len(train)
+        assert not {*group[tested]} & {*group[train], *group[held_out]}
+        first = np.unique(group[tested])
+        of_class.append(np.bincount(labels[np.searchsorted(group, first)], minlength=3))
+    assert (np.ptp(of_class, axis=0) <= 1).all()
+
+
+def test_folds_are_those_that_a_client_makes_alone_and_clients_stay_who_they_are() -> None:
+    rng = np.random.default_rng(1)
+    client, labels = rng.integers(6, size=200), rng.integers(3, size=200)
+
+    def divided(split: int | None, fold: int | None) -> Division:
+        return Division.of(client, labels=labels, group=None, test=0.25, validation=0.2, seed=9, split=split,
+                           fold=fold, unseen=2)
+
+    plain, again, other = divided(None, None), divided(9, None), divided(3, None)
+    assert all(np.array_equal(getattr(plain, name).indices, getattr(again, name).indices) for name in SPLITS)
+    assert not np.array_equal(plain.test.indices, other.test.indices)
+    assert plain.names == other.names == divided(3, 1).names  # the unseen are the same ones
+    for k, name in enumerate(divided(3, 1).names):
+        pool = np.flatnonzero(client == int(name))
+        alone = split_rows(np.arange(len(pool)), labels[pool], 3, int(name), 0.25, 0.2, None, 1)
+        assert np.array_equal(divided(3, 1).test[k], pool[alone[2]])
+
+
+def test_the_pool_is_the_same_whatever_the_split() -> None:
+    def of(**fields: object) -> Federation:
+        return DataSpec.parse({"dataset": "digits", "clients": 5, "scale": "client", **fields}).federation()
+
+    one, other, fold = of(), of(split=1), of(split=1, fold=2)
+    assert one.pool_fingerprint() == other.pool_fingerprint() == fold.pool_fingerprint()
+    assert len({each.fingerprint() for each in (one, other, fold)}) == 3
+    assert of(seed=1).pool_fingerprint() != one.pool_fingerprint()  # which deals the rows anew
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"fold": 4}, ["data.fold must be one of 0 to 3, not 4"]),
+    ({"fold": 0, "test": 0.0}, ["data.test = 0 makes no folds"]),
+    ({"fold": 0, "test": 0.8}, ["makes no folds"]),
+    ({"split": -1}, ["data.split", "at least 0"]),
+    ({"split": 1, "partition_file": "p.npz"}, ["leave split and fold out"]),
+])
+def test_splits_that_make_no_sense_are_refused(fields: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        DataSpec.parse({"dataset": "digits", **fields})
+    for word in words:
+        assert word in str(caught.value)
 
 
 def test_a_group_with_several_owners_is_kept_whole_by_each() -> None:

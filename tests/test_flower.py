@@ -653,7 +653,7 @@ def test_nothing_but_tensors_counts_and_figures_leaves_a_client(tmp_path: Path) 
         assert {*letter.tensors} <= {
             "value.upload.model.theta", "value.upload.model.stats", "value.loss",
             *(f"value.{who}.{what}" for who in ("personal", "shared")
-              for what in ("validation", "test", "error"))}
+              for what in ("validation", "test", "error", "auroc"))}
         for packed in letter.tensors.values():
             assert not any(row in packed.data for row in rows)
 

@@ -39,7 +39,7 @@ from descant.experiment.config import Experiment
 from descant.fields import describe
 from descant.files import locked
 from descant.precision import Adaptive, LearnedVariance
-from descant.ranges import Linear, Log, Whole
+from descant.ranges import Linear, Log, Step, Whole
 from descant.solve import SGD, Adam
 
 pytest.importorskip("optuna")
@@ -134,7 +134,7 @@ def test_what_is_switched_off_stays_off() -> None:
 
 
 def test_a_range_is_stretched_to_the_present_value() -> None:
-    assert tune.space(FedAvg(SGD(lr=1e-5)))["solver.lr"] == Log(1e-5, 1.0)
+    assert tune.space(FedAvg(SGD(lr=1e-5)))["solver.lr"] == Step(1e-5, 1.0)
     assert tune.space(pFedGT(gamma=1.0))["gamma"] == Linear(0.1, 1.0)
     assert tune.space(CGPFL(K=15))["K"] == Whole(1, 15)
 
@@ -298,10 +298,67 @@ def test_a_search_of_failures_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
         raise NobodyLeft("no upload of round 1 could be taken")
 
     monkeypatch.setattr(runs, "start", diverge)
-    with pytest.raises(DescantError, match="none of the 3 trials of fedavg came to an end: no upload"):
-        tune.search(experiment(), 3, tmp_path)
-    assert [row["state"] for row in table(tmp_path)] == ["failed"] * 3
+    found = tune.search(experiment(), 3, tmp_path)
+    assert isinstance(found, tune.Nothing)
+    assert found.note == ("none of the 7 trials of its search has trained anything, down to solver.lr = "
+                          "1e-07: no upload of round 1 could be taken; it runs as it stands")
+    rows = table(tmp_path)
+    assert [row["state"] for row in rows] == ["failed"] * 7
+    assert [row["solver.lr"] for row in rows[tune.FIRST:]] == [1e-3, 1e-4, 1e-5, 1e-6, 1e-7]
     assert tune.read(tmp_path)["best"] is None  # type: ignore[index]
+    assert tune.search(experiment(), 3, tmp_path) == found  # nothing is done again
+
+
+def test_a_search_without_steps_does_not_go_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*_: Any) -> runs.Run:
+        raise NobodyLeft("no upload of round 1 could be taken")
+
+    monkeypatch.setattr(runs, "start", diverge)
+    found = tune.search(experiment(FedProx()), 3, tmp_path, fixed={"solver.lr"})
+    assert (found.trials, found.note) == (
+        3, "none of the 3 trials of its search has trained anything: no upload of round 1 could be taken; it "
+           "runs as it stands")
+
+
+@pytest.mark.parametrize("trials", [1, 8])
+def test_a_search_whose_trials_all_diverge_goes_down_until_something_trains(tmp_path: Path, trials: int
+                                                                            ) -> None:
+    """With steps from 0.001 the error grows by 1 - 0.001 * 1e5 each time: without bound in a few rounds."""
+    stiff = quadratics(FedProx(mu=1e5, solver=SGD(lr=0.01)), local={"steps": 30})
+    found = tune.search(stiff, trials, tmp_path, fixed={"mu"})
+    assert isinstance(found, tune.Tuned)
+    rows = table(tmp_path)
+    assert [row["state"] for row in rows[:4]] == ["failed"] * 4
+    assert [row["solver.lr"] for row in rows[2:5]] == [1e-3, 1e-4, 1e-5]
+    assert rows[4]["state"] == "complete"
+    assert len(rows) == max(trials, 5)
+    assert found.values["solver.lr"] < 2e-5
+    assert found.note == ("the first 4 trials of its search diverged, so it went on below the usual steps, "
+                          f"down to solver.lr = {min(row['solver.lr'] for row in rows):.3g}")
+    ranges = json.loads((tmp_path / "best.json").read_text())["ranges"]
+    assert ranges == {"solver.lr": "1e-05 to 1 (log scale)"}
+
+
+def test_going_down_is_the_same_whatever_was_asked_for_first(tmp_path: Path) -> None:
+    stiff = quadratics(FedProx(mu=1e5, solver=SGD(lr=0.01)), local={"steps": 30})
+    for trials in (1, 5, 9):
+        tune.search(stiff, trials, tmp_path / "bit by bit", fixed={"mu"})
+    tune.search(stiff, 9, tmp_path / "at once", fixed={"mu"})
+    assert files(tmp_path / "bit by bit") == files(tmp_path / "at once")
+
+
+def test_a_trial_that_loses_half_of_the_clients_fails() -> None:
+    setup = runs.Setup.of(experiment())  # five clients
+    assert [tune._is_lost((-lost, 0.9, -0.1), setup) for lost in range(6)] == [False] * 3 + [True] * 3
+
+
+def test_trials_are_judged_by_the_metric_that_decides(tmp_path: Path) -> None:
+    made = experiment(rounds=2)
+    made = dataclasses.replace(made, eval=dataclasses.replace(made.eval, metric="balanced_accuracy"))
+    tuned = tune.search(made, 2, tmp_path)
+    best = runs.start(dataclasses.replace(runs.Setup.of(made), algorithm=tuned.algorithm)).summary["best"]
+    assert tuned.validation == pytest.approx(best["personal"]["val"]["balanced_accuracy"]["mean"], abs=1e-12)
+    assert json.loads((tmp_path / "best.json").read_text())["figure"] == "balanced_accuracy"
 
 
 def test_a_wrong_experiment_is_no_failed_trial(tmp_path: Path) -> None:

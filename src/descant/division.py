@@ -74,13 +74,17 @@ class Division(NamedTuple):
         test: float,
         validation: float,
         seed: int,
+        split: int | None = None,
+        fold: int | None = None,
         unseen: int = 0,
         names: Sequence[str] | None = None,
     ) -> Division:
         """Splits each client's rows; the arguments are those of `Federation.from_arrays`.
 
-        A client that cannot have both a training and a test row is left out, and a note says so.
-        Clients keep their number (the rank of their id) as the key of their split, whoever is left out.
+        `split` is the seed of the splits where it is another than that of the federation, and `fold` as in
+        `split_rows`: neither changes who the clients are, nor who of them is unseen. A client that cannot
+        have both a training and a test row is left out, and a note says so. Clients keep their number (the
+        rank of their id) as the key of their split, whoever is left out.
         """
         for name, share in (("test", test), ("validation", validation)):
             if not 0 <= share < 1:
@@ -94,7 +98,7 @@ class Division(NamedTuple):
 
         tables, units = _split(
             rows, sizes, None if labels is None else labels[rows], None if group is None else group[rows],
-            seed, np.arange(len(ids)), test, validation)
+            seed if split is None else split, np.arange(len(ids)), test, validation, fold)
         possible = units >= 1 + int(test > 0)
         notes = _dropped(every, units, np.flatnonzero(~possible), "row" if group is None else "group of rows")
         kept = np.flatnonzero(possible)
@@ -142,7 +146,7 @@ class Division(NamedTuple):
 
 def split_rows(
     rows: np.ndarray, labels: np.ndarray | None, seed: int, client: int, test: float, validation: float,
-    group: np.ndarray | None = None,
+    group: np.ndarray | None = None, fold: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One client's rows as (train, validation, test).
 
@@ -150,14 +154,31 @@ def split_rows(
     go together: then groups are counted in place of rows, and ordered by the label of their first row.
     Depends only on the seed, the client's number and its own rows, so that a real node makes the same
     split. At least one row (or group) is left for training; with two there is one for testing.
+
+    With `fold`, the test rows are one of `folds_of(test)` parts, by a deal that the seed makes: over the
+    folds, every row is tested once. Whoever has fewer rows than there are folds has folds without a test row.
     """
-    tables, _ = _split(rows, np.array([len(rows)]), labels, group, seed, np.array([client]), test, validation)
+    tables, _ = _split(rows, np.array([len(rows)]), labels, group, seed, np.array([client]), test, validation,
+                       fold)
     return tables[0][0], tables[1][0], tables[2][0]
+
+
+def folds_of(test: float, fold: int = 0) -> int:
+    """Into how many parts cross-validation divides the rows, for about this share of them in each; `fold`
+    must be one of them."""
+    if not 0 < test <= 0.5:
+        raise UsageError(f"data.test = {test:g} makes no folds: for cross-validation, set it to a share of "
+                         "at most 0.5, such as 0.2 for five folds")
+    count = round(1 / test)
+    if not 0 <= fold < count:
+        raise UsageError(f"data.fold must be one of 0 to {count - 1}, not {fold}: data.test = {test:g} makes "
+                         f"{count} folds")
+    return count
 
 
 def _split(
     rows: np.ndarray, sizes: np.ndarray, labels: np.ndarray | None, group: np.ndarray | None, seed: int,
-    clients: np.ndarray, test: float, validation: float,
+    clients: np.ndarray, test: float, validation: float, fold: int | None = None,
 ) -> tuple[list[Table], np.ndarray]:
     """`split_rows` for many clients at once, whose rows lie end to end: the three tables, and how many
     units (rows, or groups of rows) each client has."""
@@ -171,14 +192,22 @@ def _split(
                                    return_index=True, return_inverse=True)
         units = np.bincount(owner[first], minlength=len(sizes))
 
-    shuffled = [stream(seed, "split", int(client)).permutation(n)
-                for client, n in zip(clients, units, strict=True)]
+    streams = [stream(seed, "split", int(client)) for client in clients]
+    shuffled = [numbers.permutation(n) for numbers, n in zip(streams, units, strict=True)]
     order = (np.concatenate([np.zeros(0, np.int64), *shuffled])
              + np.repeat(np.cumsum(units) - units, units))
     if labels is not None:
         order = order[np.lexsort((labels[first][order], owner[first][order]))]
-    n_test = np.clip(np.rint(units * test).astype(int), int(test > 0), np.maximum(units - 1, 0))
-    tested, order = _take_spread(order, units, n_test)
+    if fold is None:
+        n_test = np.clip(np.rint(units * test).astype(int), int(test > 0), np.maximum(units - 1, 0))
+        tested, order = _take_spread(order, units, n_test)
+    else:
+        count = folds_of(test, fold)
+        # each client begins the deal elsewhere, lest the first fold has the odd rows of them all
+        first_fold = np.array([numbers.integers(count) for numbers in streams])
+        is_tested = (_counters(units) + np.repeat(first_fold, units)) % count == fold
+        n_test = np.bincount(owner[first][order][is_tested], minlength=len(sizes))
+        tested, order = order[is_tested], order[~is_tested]
     rest = units - n_test
     n_validation = np.minimum(np.rint(rest * validation).astype(int), np.maximum(rest - 1, 0))
     held_out, _ = _take_spread(order, rest, n_validation)

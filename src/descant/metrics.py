@@ -2,7 +2,8 @@
 
 A tally is a vector of sums (float64) over the rows that count. The figures of one client come from its
 own tally, those of all together from the sum of the tallies, exactly, though a balanced accuracy or an
-R2 is no mean of the clients' values.
+R2 is no mean of the clients' values. An AUROC is made of no sums: it is computed where all outputs of a
+client are at hand, and only where it decides.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 CLASSIFICATION = ("accuracy", "balanced_accuracy")
 REGRESSION = ("mse", "r2")
+AUROC = "auroc"
 
 
 def tally_losses(losses: Tensor, weight: Tensor | None) -> Tensor:
@@ -61,6 +63,48 @@ def regression_figures(rows: Tensor, tally: Tensor) -> list[Tensor]:
     mean, square = (tally[1:] / rows).chunk(2)
     mse = tally[0] / rows
     return [mse, 1 - mse / (square - mean.square()).mean()]
+
+
+def auroc(outputs: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
+    """The area under the ROC curve over the rows that count (`measures.macro_auroc`, but also inside vmap):
+    of two classes that of the second; of more, each class against the rest by its probability, and the mean
+    over the classes that occur. NaN where fewer than two do."""
+    y = y.long()
+    if outputs.dim() == 1 or (outputs.shape[1] == 1 and classes == 2):
+        return _area(outputs.reshape(-1).double(), y.reshape(-1) == 1, weight)
+    counts = weight if y.dim() == 1 else weight[:, None].expand_as(y).reshape(-1)
+    logits, y = outputs.movedim(1, -1).reshape(-1, outputs.shape[1]).double(), y.reshape(-1)
+    if classes == 2:
+        return _area(logits[:, 1] - logits[:, 0], y == 1, counts)
+    top = logits.argmax(1)
+    largest = logits.gather(1, top[:, None])
+    others = logits.masked_fill(F.one_hot(top, classes).bool(), -torch.inf)
+    rest = others.logsumexp(1) - largest[:, 0]  # as log odds: probabilities are rounded to one
+    total, occur = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for c in range(classes):
+        gap = logits[:, c] - largest[:, 0]
+        odds = torch.where(top == c, -rest, gap - torch.log(1 + rest.exp() - gap.exp()))
+        there = ((y == c) & counts).any()
+        total = total + torch.where(there, _area(odds, y == c, counts), 0.0)
+        occur = occur + there
+    return torch.where(occur > 1, total / occur, torch.nan)
+
+
+def _area(scores: Tensor, positive: Tensor, weight: Tensor) -> Tensor:
+    """The share of the pairs of a positive and another row in which the positive one has the higher score;
+    equal scores count half."""
+    broken = (scores.isnan() & weight).any()
+    scores, order = scores.masked_fill(~weight, torch.inf).sort()
+    ours = (positive & weight)[order].double()
+    others = (~positive & weight)[order].double()
+    below = others.cumsum(0)
+    place = torch.arange(len(scores))
+    is_first = torch.cat([torch.ones(1, dtype=torch.bool), scores[1:] != scores[:-1]])
+    is_last = torch.cat([is_first[1:], torch.ones(1, dtype=torch.bool)])
+    first = torch.where(is_first, place, 0).cummax(0).values  # of the rows with the same score
+    last = torch.where(is_last, place, len(scores) - 1).flip(0).cummin(0).values.flip(0)
+    half = (ours * (below[last] + below[first] - others[first])).sum() / 2
+    return torch.where(broken, torch.nan, half / (ours.sum() * others.sum()))
 
 
 def _sum(values: Tensor, weight: Tensor | None) -> Tensor:

@@ -116,6 +116,15 @@ class Federation:
             digest.update(table.indices.data)
         return digest.hexdigest()[:16]
 
+    def pool_fingerprint(self) -> str:
+        """A hash of the clients and of the rows that each of them has, whatever the split: that of several
+        splits of one federation is the same."""
+        digest = hashlib.sha256(repr((self.classes, self.names, self.unseen)).encode())
+        digest.update(self.source_fingerprint().encode())
+        division = Division(self.train, self.validation, self.test, self.names, self.unseen)
+        digest.update(division.client_of_rows(len(self.x)).astype(np.int64).data)
+        return digest.hexdigest()[:16]
+
     def source_fingerprint(self) -> str:
         """A hash of the samples as they were loaded: before partitions, scaling or `to` changed them."""
         return self.source or fingerprint_of(self.x, self.y)

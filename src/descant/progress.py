@@ -10,7 +10,6 @@ from rich import progress as bars
 from rich.console import Console
 
 from descant.experiment.directory import resume_command
-from descant.report.table import metrics
 from descant.units import duration, figure, times
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ class Progress:
         self._rounds = 0
         self._grad_steps = 0  # since the start of this process, as are the seconds
         self._seconds = 0.0
+        self._metric = ""
         self._told: set[str] = set()  # notes; one that holds in every round is told once
 
     def __enter__(self) -> Progress:
@@ -40,14 +40,21 @@ class Progress:
             self._bar.stop()
 
     def started(self, run: Run, measured: list[Measured]) -> None:
-        setup, self._rounds = run.setup, run.setup.train.rounds
+        setup, self._rounds, self._metric = run.setup, run.setup.train.rounds, run.setup.deciding.name
         self._say(_headline(run))
         if run.directory is not None:
             self._say(f"directory: {run.directory}")
         for note in (*setup.federation.notes, *run.notes):
             self._say(f"note: {note}")
+        if run.why_metric is not None:
+            self._say(f"note: rounds are selected by {self._metric.replace('_', ' ')}, since "
+                      f"{run.why_metric}; eval.metric sets another metric")
         for caution in setup.algorithm.cautions():
             self._say(f"caution: {caution}")
+        if run.directory is not None and run.is_converged:
+            self._say(f"finished: it stopped after round {run.rounds}, when its validation figures no longer "
+                      "improved; for more, raise patience in config.toml, or take it out")
+            return
         if run.directory is not None and run.rounds >= self._rounds:
             self._say(f"finished: all {times(self._rounds, 'round')} are done; "
                       f"for more: {resume_command(run.directory)} --rounds N")
@@ -75,10 +82,12 @@ class Progress:
         if scored is not None and scored["failed"]:
             self._say(f"round {row['round']}: {times(scored['failed'], 'client')} could not be scored")
         if self._bar is not None:
-            score: dict[str, Any] = {} if scored is None else {"score": _score("personal", scored)}
+            score: dict[str, Any] = {} if scored is None else {
+                "score": _score("personal", scored, self._metric)}
             self._bar.update(bars.TaskID(0), completed=row["round"], speed=speed, **score)
         elif scored is not None:
-            scores = [_score(model, row[model]) for model in ("personal", "global") if model in row]
+            scores = [_score(model, row[model], self._metric)
+                      for model in ("personal", "global") if model in row]
             number = f"{row['round']:>{len(str(self._rounds))}}/{self._rounds}"
             self._say(f"round {number}  {'  '.join(scores)}  {speed}")
 
@@ -134,8 +143,7 @@ def _backend(train: Train, measured: list[Measured]) -> str:
     return f"{chosen} (measured per client and batch: {costs})"
 
 
-def _score(model: str, scores: dict[str, Any]) -> str:
-    metric = metrics(scores)[0]
+def _score(model: str, scores: dict[str, Any], metric: str) -> str:
     return f"{model} test {metric} {figure(metric, scores['test'][metric]['mean'])}"
 
 

@@ -47,6 +47,14 @@ class Log(Range):
             raise ValueError(f"a range on a log scale must lie above 0: not from {self.low:g}")
 
 
+class Step(Log):
+    """Step sizes: what diverges with the smallest of them is tried with smaller ones."""
+
+    def lowered(self, times: int) -> Step:
+        """This range, with a low end that is divided by ten so many times."""
+        return replace(self, low=self.low / 10**times)
+
+
 class Linear(Range):
     """Every number alike: shares."""
 

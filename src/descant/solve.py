@@ -14,7 +14,7 @@ from torch import Tensor
 
 from descant.fields import Checked, hyper
 from descant.prior import Flat, Prior, descended
-from descant.ranges import Log
+from descant.ranges import Step
 from descant.task import Batch, Task
 from descant.tree import Tree
 from descant.vector import Model
@@ -28,7 +28,7 @@ class SGD(Checked):
     """theta <- theta - lr v, with v <- momentum v + gradient + weight_decay theta."""
 
     name: ClassVar[str] = "sgd"
-    lr: float = hyper(0.1, "step size", above=0, search=Log(0.001, 1.0))
+    lr: float = hyper(0.1, "step size", above=0, search=Step(0.001, 1.0))
     momentum: float = hyper(0.0, "share of the last direction that is kept", low=0, below=1)
     weight_decay: float = hyper(0.0, "strength of the pull to zero", low=0)
 
@@ -56,7 +56,7 @@ class Adam(Checked):
     """Adam (Kingma and Ba 2015), its moments starting anew with every call of `solve`."""
 
     name: ClassVar[str] = "adam"
-    lr: float = hyper(0.001, "step size", above=0, search=Log(0.0001, 0.1))
+    lr: float = hyper(0.001, "step size", above=0, search=Step(0.0001, 0.1))
     beta1: float = hyper(0.9, "decay of the mean of the gradients", low=0, below=1)
     beta2: float = hyper(0.999, "decay of the mean of their squares", low=0, below=1)
     eps: float = hyper(1e-8, "added to the denominator", above=0)
@@ -85,7 +85,7 @@ class Proximal(Checked):
     """
 
     name: ClassVar[str] = "proximal"
-    lr: float = hyper(0.1, "step size", above=0, search=Log(0.001, 1.0))
+    lr: float = hyper(0.1, "step size", above=0, search=Step(0.001, 1.0))
 
     def init(self, theta: Tensor) -> Tree:
         return ()

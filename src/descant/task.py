@@ -22,6 +22,7 @@ from descant.losses import LOSSES, SLOPED, Loss, LossName
 from descant.metrics import (
     CLASSIFICATION,
     REGRESSION,
+    auroc,
     classification_figures,
     loss_figure,
     regression_figures,
@@ -90,6 +91,10 @@ class Task(ABC):
     @abstractmethod
     def figures(self, tally: Tensor) -> Tensor:
         """The figures `metric_names` of a tally, or of a sum of tallies; NaN where no row counted."""
+
+    def auroc(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The area under the ROC curve of outputs on a whole split []; NaN where that means nothing."""
+        return torch.full((), torch.nan, dtype=torch.float64)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The figures of outputs on a whole split."""
@@ -262,6 +267,12 @@ class ModuleTask(Task):
         else:
             return losses
         return torch.cat([losses, own])
+
+    def auroc(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if self.classes is None:
+            return super().auroc(outputs, batch)
+        weight = torch.ones(len(batch.y), dtype=torch.bool) if batch.weight is None else batch.weight
+        return auroc(outputs, batch.y, weight, self.classes)
 
     def figures(self, tally: Tensor) -> Tensor:
         found = [loss_figure(tally)]

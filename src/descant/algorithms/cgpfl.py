@@ -27,7 +27,7 @@ from descant.precision import (
     strongest,
     unstable,
 )
-from descant.ranges import Log, Whole
+from descant.ranges import Log, Step, Whole
 from descant.task import Task
 from descant.tree import Tree, concat, map_tree, stack, take
 from descant.vector import Model
@@ -109,10 +109,10 @@ class CGPFL(Algorithm):
     K: int | Literal["auto"] = hyper(4, 'clusters; "auto": by the least bound (CGPFL-Heur)',
                                      low=1, search=Whole(1, 10))
     lam: Lam = hyper(12.0, "strength of the pull of theta to w", above=0, search=Log(1.0, 100.0))
-    eta: float = hyper(None, "step size of theta; absent: 1 / (lam + 10)", above=0, search=Log(0.001, 0.3),
+    eta: float = hyper(None, "step size of theta; absent: 1 / (lam + 10)", above=0, search=Step(0.001, 0.3),
                        derived=lambda self: inner_step(self.lam))
     beta: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam (printed: 0.005)",
-                        above=0, search=Log(0.001, 0.1),
+                        above=0, search=Step(0.001, 0.1),
                         derived=lambda self: outer_step(self.lam) if self.outer == "pfedme" else 0.005)
     alpha: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     S: int = hyper(5, "gradient steps on theta for each batch", low=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from descant.algorithm import Algorithm, ClientData, LocalStep, Message, Round, Weights, average
 from descant.fields import hyper
 from descant.prior import Flat
-from descant.ranges import Log
+from descant.ranges import Step
 from descant.solve import SGD
 from descant.task import Batch, Task
 from descant.tree import Tree
@@ -51,7 +51,7 @@ class GlobalTrain(Algorithm):
         "AISTATS 2017, arXiv:1602.05629"
     )
 
-    lr: float = hyper(1.0, "step size of the server", above=0, search=Log(0.01, 10.0))
+    lr: float = hyper(1.0, "step size of the server", above=0, search=Step(0.01, 10.0))
     momentum: float = hyper(0.0, "share of the last direction that is kept", low=0, below=1)
     weight_decay: float = hyper(0.0, "strength of the pull to zero", low=0)
     weights: Weights = hyper("samples", "what a client counts in the average")

@@ -13,7 +13,7 @@ from descant.errors import UsageError
 from descant.fields import hyper
 from descant.precision import Lam, inner_step, strongest, unstable
 from descant.prior import Gaussian
-from descant.ranges import Log
+from descant.ranges import Log, Step
 from descant.solve import SGD, settle
 from descant.task import Batch, Task
 from descant.theory.moreau import corollary_steps
@@ -62,7 +62,7 @@ class OneStageFedProx(SharedPrior):
     steps: Literal["given", "theory"] = hyper("given", "eta, gamma and K: as given, or those of Corollary 1")
     eta: float | None = hyper(
         None, "step size of the local models; absent: 1 / (lam + L), L = 10 where it is not given", above=0,
-        search=Log(0.001, 1.0), derived=lambda self: None if self.steps == "theory" else inner_step(
+        search=Step(0.001, 1.0), derived=lambda self: None if self.steps == "theory" else inner_step(
             self.lam, self.L))
     gamma: float | None = hyper(None, "step size of the global model; absent: 1 / lam", above=0)
     K: int = hyper(1, "gradient steps for each batch", low=1)

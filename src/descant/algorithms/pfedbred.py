@@ -25,7 +25,7 @@ from descant.precision import (
     unstable,
 )
 from descant.prior import Gaussian
-from descant.ranges import Log
+from descant.ranges import Log, Step
 from descant.solve import SGD, settle
 from descant.task import Batch, Task
 from descant.tree import Tree
@@ -100,8 +100,8 @@ class pFedBreD(SharedPrior):
                        search=Log(0.001, 1.0))
     eta_a: float = hyper(0.01, "step of mu along the loss gradient", low=0)
     a_m: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam", above=0,
-                       search=Log(0.001, 0.1), derived=lambda self: outer_step(self._pull))
-    a: float = hyper(None, "step size of theta; absent: 1 / (lam + 10)", above=0, search=Log(0.001, 0.3),
+                       search=Step(0.001, 0.1), derived=lambda self: outer_step(self._pull))
+    a: float = hyper(None, "step size of theta; absent: 1 / (lam + 10)", above=0, search=Step(0.001, 0.3),
                      derived=lambda self: inner_step(self.lam))
     K: int = hyper(5, "steps on theta for each batch", low=1)
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum (AM: 2)", above=0)

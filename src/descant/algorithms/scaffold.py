@@ -10,7 +10,7 @@ from torch import Tensor
 
 from descant.algorithm import Algorithm, ClientData, LocalStep, Message, Round
 from descant.fields import hyper
-from descant.ranges import Log
+from descant.ranges import Step
 from descant.task import Batch, Task
 from descant.tree import map_tree
 from descant.vector import Model
@@ -46,7 +46,7 @@ class SCAFFOLD(Algorithm):
     )
     tracking: ClassVar[bool] = True
 
-    eta_l: float = hyper(0.1, "local step size", above=0, search=Log(0.001, 1.0))
+    eta_l: float = hyper(0.1, "local step size", above=0, search=Step(0.001, 1.0))
     eta_g: float = hyper(1.0, "server step size", above=0)
     option: Literal["I", "II"] = hyper("II", "how c_i is renewed: full gradient at x, or from the path")
 

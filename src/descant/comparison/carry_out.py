@@ -14,14 +14,16 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from descant.comparison import figures, tune
+from descant.comparison import figures, results, tune
 from descant.comparison.plan import Plan, Planned
 from descant.engine.choose import Measured
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
+from descant.units import duration
 
+MOST_SEEDS = 30  # that --until-decided takes
 LOOK = 0.5  # seconds between looks at how far the runs are
 J = TypeVar("J")
 T = TypeVar("T")
@@ -95,20 +97,59 @@ def searches(plan: Plan, labels: Sequence[str], trials: int, jobs: int) -> list[
         if plan.methods[method.label].tuned is None and plan.has_runs(method.label):
             raise UsageError(f"{plan.out} holds runs of {method.label} that were made without a search: "
                              "choose another --out, or give the method another label")
-    seed = Experiment.parse(plan.experiment).train.seed
-    return [Search(method.label, plan.experiment_of(method, seed, jobs).dump(), method.given, trials,
+    return [Search(method.label, plan.trial_of(method, jobs).dump(), method.given, trials,
                    plan.record(method.label)) for method in methods]
 
 
-def search(searches: Sequence[Search], jobs: int, display: Display) -> dict[str, tune.Tuned]:
+def search(searches: Sequence[Search], jobs: int, display: Display) -> dict[str, tune.Tuned | tune.Nothing]:
     """Search hyper-parameters of several methods. One that fails stops the comparison: its runs would not be
-    what was asked for."""
-    found: dict[str, tune.Tuned] = {}
+    what was asked for. One of which nothing trains is told, and does not stop the others."""
+    found: dict[str, tune.Tuned | tune.Nothing] = {}
     for wanted, outcome in _all(_search, searches, jobs, display):
         if isinstance(outcome, Exception):
             raise DescantError(f"{wanted.title} failed: {_words(outcome)}")
         found[wanted.label] = outcome
+        if outcome.note is not None:
+            display.note(f"{wanted.label}: {outcome.note}")
     return found
+
+
+def seconds_of(plan: Plan, searches: Sequence[Search], jobs: int) -> float:
+    """About how long searches take, by what a round took when its steps were counted."""
+    rounds = {wanted.label: wanted.trials * int(wanted.tables["train"]["rounds"]) for wanted in searches}
+    return sum(count * plan.methods[label].seconds for label, count in rounds.items()) / jobs
+
+
+class More(NamedTuple):
+    """What a look at the results leads to."""
+
+    plan: Plan  # with the look, and the seeds that it adds
+    seeds: list[int]  # that it adds; none: it ends here
+    words: str
+
+
+def extended(plan: Plan, found: results.Results) -> More:
+    """Look whether the comparison is decided, and add as many repetitions as would settle it. There are as
+    many looks as the plan says, since the tests are as strict as so many looks need; one at the same
+    repetitions is the same look again."""
+    count = len(plan.seeds)
+    looked_at = [*dict.fromkeys([*plan.looked_at, count])]
+    plan = plan._replace(looked_at=looked_at)
+    outlook = results.outlook(found)
+    if outlook.decided:
+        return More(plan, [], f"decided with {count} repetitions: {outlook.why}")
+    if outlook.more is None:
+        return More(plan, [], f"not decided with {count} repetitions: {outlook.why}")
+    adding = min(outlook.more, MOST_SEEDS - count)
+    if len(looked_at) >= plan.looks or adding < 1:
+        reason = f"all {plan.looks} looks are taken" if adding >= 1 else f"{MOST_SEEDS} are the most it takes"
+        return More(plan, [], f"not decided with {count} repetitions, and {reason}: {outlook.why}")
+    first = max(plan.seeds) + 1
+    seeds = [*range(first, first + adding)]
+    seconds = sum(run.summary["seconds"] for run in found.finished) / max(1, count) * adding
+    plan = plan._replace(seeds=[*plan.seeds, *seeds])
+    return More(plan, seeds, f"not decided with {count} repetitions: {outlook.why}; {adding} more, about "
+                             f"{duration(seconds)} of work (look {len(looked_at)} of {plan.looks})")
 
 
 def _words(error: Exception) -> str:
@@ -188,7 +229,7 @@ def _play(planned: Planned) -> list[str]:
         raise RuntimeError(_words(error)) from None
 
 
-def _search(wanted: Search) -> tune.Tuned:
+def _search(wanted: Search) -> tune.Tuned | tune.Nothing:
     try:
         return tune.search(Experiment.parse(wanted.tables), wanted.trials, wanted.record, fixed=wanted.fixed)
     except Exception as error:

@@ -6,19 +6,39 @@ import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from descant.errors import DescantError, UsageError
 from descant.terminal import Allow, DataDir, Settings, failures_told, make_console
 
+if TYPE_CHECKING:
+    from descant.comparison.plan import Population
 
-class Matched(StrEnum):
-    """What the methods of a comparison have in common."""
+
+class Budgets(StrEnum):
+    """What the methods of a comparison get."""
 
     steps = "steps"
     rounds = "rounds"
+    converge = "converge"
+
+
+class SplitKinds(StrEnum):
+    """Which rows the repetitions test."""
+
+    repeated = "repeated"
+    folds = "folds"
+    fixed = "fixed"
+
+
+class Populations(StrEnum):
+    """What the answer speaks of."""
+
+    rows = "rows"
+    clients = "clients"
+    new_clients = "new-clients"
 
 
 def register(app: typer.Typer) -> None:
@@ -36,17 +56,30 @@ def compare(
         "--algorithms", metavar="NAME,NAME:FIELD=VALUE,...", show_default=False,
         help="What to compare. A list of values, as in pfedbred:lam=[15,30,60], makes a grid.")] = None,
     seeds: Annotated[str, typer.Option("--seeds", metavar="N,N,...",
-                                       help="Repeat everything with each of these seeds.")] = "0,1,2",
+                                       help="Repeat everything with each of these seeds.")] = "0,1,2,3,4",
+    until_decided: Annotated[bool, typer.Option(
+        "--until-decided", help="Add repetitions until the best method is told apart from the others, or "
+                                "no number of them would do; at most 30.")] = False,
+    splits: Annotated[SplitKinds | None, typer.Option(
+        "--splits", show_default=False,
+        help="Which rows a repetition tests: those of a split of its own, of a fold of a cross-validation, "
+             "or the same as the others. Without it: repeated.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at the same time.")] = 1,
-    match: Annotated[Matched, typer.Option(
-        "--match", help="What all methods get the same number of: gradient steps, as the file's [algorithm] "
-                        "makes in its rounds, or rounds.")] = Matched.steps,
+    budget: Annotated[Budgets, typer.Option(
+        "--budget", help="What all methods get: the same number of gradient steps, as the file's [algorithm] "
+                         "makes in its rounds; the same number of rounds; or as many as it takes until their "
+                         "validation figures no longer improve.")] = Budgets.steps,
     trials: Annotated[int, typer.Option(
         "--tune", metavar="N", min=0, show_default=False,
         help="Search each method's hyper-parameters by validation first, with so many trials.")] = 0,
     metric: Annotated[str | None, typer.Option(
         "--metric", metavar="NAME", show_default=False,
-        help="What decides, such as balanced_accuracy or auroc. Without it: accuracy, or the loss.")] = None,
+        help="What decides, and selects rounds: accuracy, balanced_accuracy, auroc, loss, mse or r2. Without "
+             "it: accuracy, balanced_accuracy where classes are unbalanced, or loss.")] = None,
+    population: Annotated[Populations | None, typer.Option(
+        "--population", show_default=False,
+        help="What the answer speaks of: these test rows, new rows of these clients, or new clients like "
+             "these. Without it: clients.")] = None,
     baselines: Annotated[bool, typer.Option(
         "--baselines/--no-baselines", help="Add LocalTrain and FedAvg with fine-tuning, if they are "
                                            "missing.")] = True,
@@ -56,14 +89,14 @@ def compare(
 ) -> None:
     """Compare methods on the same federation: which is best, and is the difference real?
 
-    All methods get the same clients, initial models, cohorts and budget, and are selected by validation
-    data. The table is printed and kept as results.csv, with a report to look at. The same command again
-    does only what is missing; other methods and seeds can be added.
+    All methods get the same clients, splits, initial models, cohorts and budget, and are selected by
+    validation data. The table is printed and kept as results.csv, with a report to look at. The same command
+    again does only what is missing; other methods and seeds can be added.
 
     \b
     Examples:
       descant compare experiment.toml --algorithms fedavg,ditto,pfedbred:strategy=mh,lam=15 --out results/mine
-      descant compare experiment.toml --algorithms "pfedme:lam=[5,15,30]" --seeds 0,1,2,3,4 --out results/lam
+      descant compare experiment.toml --algorithms "pfedme:lam=[5,15,30]" --until-decided --out results/lam
       descant compare experiments/pfedbred.toml --out results/pfedbred --jobs 2 --tune 20
     """
     with failures_told("stopped; the same command again does what is missing"):
@@ -77,24 +110,42 @@ def compare(
         from descant.report.comparison import draw_comparison, show_comparison
         from descant.report.comparison_progress import Watching
         from descant.report.page import render
+        from descant.units import duration, times
 
         tables = config.override(config.read_toml(file), settings or ())
         console, numbers = make_console(), _numbers(seeds)
         with planning.held(out):
             plan, labels = planning.make(
-                tables, out, numbers, algorithms=algorithms, match=match.value, metric=metric,
-                baselines=baselines, command=shlex.join(["descant", *sys.argv[1:]]),
-                permit=ran(allow or ()))
+                tables, out, numbers, algorithms=algorithms, budget=budget.value, metric=metric,
+                splits=None if splits is None else splits.value, population=_population(population),
+                looks=planning.LOOKS if until_decided else 1, baselines=baselines,
+                command=shlex.join(["descant", *sys.argv[1:]]), permit=ran(allow or ()))
+            for remark in (*([] if plan.metric_why is None else [
+                    f"{plan.metric.replace('_', ' ')} decides, since {plan.metric_why}"]), *plan.remarks()):
+                console.print(f"note: {remark}", soft_wrap=True)
             if trials:
                 searches = doing.searches(plan, labels, trials, jobs)
+                if searches:
+                    console.print(f"tuning {times(len(searches), 'method')}: {trials} trials each, about "
+                                  f"{duration(doing.seconds_of(plan, searches, jobs))} in all; trials that "
+                                  "fall behind are stopped", soft_wrap=True)
                 with Watching(console, searches) as display:
                     for label, found in doing.search(searches, jobs, display).items():
-                        plan = plan.tuned(label, found.values)
+                        plan = plan.tuned(label, getattr(found, "values", None), found.note)
                         plan.write()
-            planned = plan.runs(labels, numbers, jobs=jobs)
-            with Watching(console, planned) as display:
-                failed = doing.carry_out(plan, planned, jobs, display)
-            results = outcome.read(plan)
+            while True:
+                planned = plan.runs(labels, plan.seeds if until_decided else numbers, jobs=jobs)
+                with Watching(console, planned) as display:
+                    failed = doing.carry_out(plan, planned, jobs, display)
+                results = outcome.read(plan)
+                if not until_decided or failed:
+                    break
+                more = doing.extended(plan, results)
+                console.print(more.words, soft_wrap=True)
+                plan = more.plan
+                plan.write()
+                if not more.seeds:
+                    break
             if results.rows:
                 outcome.write_csv(results, out / "results.csv")
                 data = page_data(out)
@@ -106,6 +157,12 @@ def compare(
         if failed:
             raise DescantError("; ".join(f"{run.label} with seed {run.seed} failed: {why}"
                                          for run, why in failed))
+
+
+def _population(chosen: Populations | None) -> Population | None:
+    known: dict[Populations, Population] = {Populations.rows: "rows", Populations.clients: "clients",
+                                            Populations.new_clients: "new clients"}
+    return None if chosen is None else known[chosen]
 
 
 def _numbers(seeds: str) -> list[int]:

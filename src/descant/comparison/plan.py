@@ -7,9 +7,10 @@
     failures.json             runs that failed, and why
     results.csv, comparison.png, report.html    what came out
 
-All runs have the federation of the file ([data] has a seed of its own). The seed of a repetition stands for
-the initial model, the cohorts and the batches: with the same seed, all methods see the same. Methods and
-seeds can be added later; a method of another setting, or another federation, is refused.
+All runs have the clients and the rows of the file's federation ([data] has a seed of its own). The seed of
+a repetition stands for the initial model, the cohorts and the batches, and, unless the split is fixed, for
+which of each client's rows are tested: with the same seed, all methods see the same. Methods and seeds can be
+added later; a method of another setting, or another federation, is refused.
 
 Budgets are gradient steps of training: what a method does before it predicts (fine-tuning) does not count,
 since it happens only when a model is asked for.
@@ -21,21 +22,28 @@ import contextlib
 import dataclasses
 import json
 import platform
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from descant import fields
 from descant._version import __version__
-from descant.algorithm import Algorithm
+from descant.algorithm import Algorithm, Message
+from descant.algorithms import CGPFL
 from descant.comparison import figures
 from descant.comparison.methods import Contender, Place, contenders, reference
 from descant.comparison.tune import with_values
 from descant.data.heterogeneity import measure
-from descant.division import SPLITS
+from descant.data.spec import DataSpec
+from descant.division import SPLITS, folds_of
 from descant.engine.backend import InProcess, one_thread
 from descant.engine.rounds import Training
+from descant.engine.settings import Train
+from descant.engine.work import Job, Outcome
 from descant.errors import DescantError, UsageError, unknown
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
@@ -47,13 +55,21 @@ from descant.place import marked, permit_of
 from descant.plain import plain
 from descant.pool import Federation
 from descant.report.data_table import facts
+from descant.tree import Tree
 
-FORMAT = 1
+FORMAT = 2  # 1: one split for all seeds, and --match in place of --budget
+PATIENCE = 5  # evaluations without improvement, after which a method has converged ...
+CAP = 10  # ... if it has not taken so many times the rounds of equal steps
+TUNING = 10_000  # the seed of searches, and of their split: none of those that are reported
+WARM = 0.5  # seconds of a round that tell what it takes, though it was the first
+LOOKS = 3  # that --until-decided may take; the level of the tests is divided by them
 OWN_MAY_DIFFER = ("train.rounds", "train.backend", "train.chunk", "train.workers", "train.ray_address",
                   "eval.metrics")
 # what may be another one in the same directory: the results are the same, or more is measured
 MAY_CHANGE = ("train.seed", "train.backend", "train.chunk", "train.workers", "eval.metrics")
-Match = Literal["steps", "rounds"]
+Budget = Literal["steps", "rounds", "converge"]
+Splits = Literal["repeated", "folds", "fixed"]
+Population = Literal["rows", "clients", "new clients"]
 
 
 class Method(NamedTuple):
@@ -61,11 +77,13 @@ class Method(NamedTuple):
 
     label: str
     asked: dict[str, Any]  # its [algorithm] section, every field written out
-    rounds: int
+    rounds: int  # of a run; where it stops by itself, the most there are
     given: list[str]
     grid: Place | None
     added: bool
+    seconds: float = 0.0  # of a round when its steps were counted: roughly what one takes
     tuned: dict[str, Any] | None = None  # what a search has found, by dotted field
+    search_note: str | None = None  # what people should know of the search
 
     @property
     def algorithm(self) -> Algorithm:
@@ -99,7 +117,17 @@ class Planned(NamedTuple):
         if not all((self.place / name).exists() for name in ("config.toml", "summary.json")):
             return False
         rounds = layout.rounds(self.place)
+        if rounds >= self.rounds and (stopped := self._stopped_at()) is not None:
+            return figures.is_current(self.place / figures.FILE, stopped, metrics)
         return rounds >= self.rounds and figures.is_current(self.place / figures.FILE, rounds, metrics)
+
+    def _stopped_at(self) -> int | None:
+        """After how many rounds the run has stopped by itself."""
+        try:
+            summary = json.loads((self.place / "summary.json").read_text(encoding="utf-8"))
+            return int(summary["rounds"]) if summary.get("stopped") is not None else None
+        except (OSError, ValueError, KeyError):
+            return None
 
     def require_own(self) -> None:
         """Refuse a run that is another one, such as one copied from another comparison."""
@@ -122,7 +150,9 @@ class Planned(NamedTuple):
 
     @property
     def size_done(self) -> int:
-        """How many rounds there are already."""
+        """How many rounds there are already; all of them where the run has stopped by itself."""
+        if self._stopped_at() is not None:
+            return self.size
         try:
             with (self.place / "metrics.jsonl").open("rb") as file:
                 return sum(1 for _ in file)
@@ -134,13 +164,19 @@ class Plan(NamedTuple):
     """A comparison as it is written down."""
 
     out: Path
-    match: Match
+    budget: Budget
+    splits: Splits  # whether a repetition has a split of its own, a fold, or the same split as the others
+    population: Population  # what the answer speaks of: these rows, new rows of these clients, other clients
     experiment: dict[str, Any]  # the sections [data], [model], [train], [eval]; [algorithm] sets the budget
-    fingerprint: str  # of the federation
+    fingerprint: str  # of the clients and their rows
+    clients: int  # that train
     methods: dict[str, Method]
     seeds: list[int]
-    metric: str | None  # which of them decides; None: accuracy, or the loss
+    metric: str  # the one that decides
+    metric_why: str | None  # it is not accuracy, or the loss, though nobody asked for another
     metrics: dict[str, Metric]  # what each figure means
+    looks: int  # how many times the results may be looked at while repetitions are added
+    looked_at: list[int]  # how many repetitions there were at each look so far
     commands: list[str]
     versions: dict[str, str]
 
@@ -162,21 +198,49 @@ class Plan(NamedTuple):
     def experiment_of(self, method: Method, seed: int, jobs: int) -> Experiment:
         """The experiment of a method: its share of the budget, evaluated about as often as all others."""
         base = Experiment.parse(self.experiment)
-        every = max(1, round(base.eval.every * method.rounds / base.train.rounds))
+        every = max(1, round(base.eval.every * self._matched(method) / base.train.rounds))
         train = dataclasses.replace(base.train, seed=seed, rounds=method.rounds)
         if jobs > 1 and train.backend == "auto":  # the cores belong to the other runs
             train = dataclasses.replace(train, workers=1)
-        return dataclasses.replace(base, algorithm=method.algorithm, train=train,
-                                   eval=dataclasses.replace(base.eval, every=every))
+        return dataclasses.replace(
+            base, data=_split(base.data, self.splits, seed), algorithm=method.algorithm, train=train,
+            eval=dataclasses.replace(base.eval, every=every))
+
+    def trial_of(self, method: Method, jobs: int) -> Experiment:
+        """The experiment that a search tries values on: a seed and, unless it is fixed, a split that no
+        reported run has; and the same gradient steps for each trial, also where runs stop by themselves."""
+        made = self.experiment_of(method, TUNING, jobs)
+        return dataclasses.replace(made, train=dataclasses.replace(
+            made.train, rounds=self._matched(method), patience=None))
+
+    def _matched(self, method: Method) -> int:
+        """The rounds of a method where all have the same steps, or rounds."""
+        return max(1, method.rounds // CAP) if self.budget == "converge" else method.rounds
+
+    def remarks(self) -> list[str]:
+        """What is particular about this comparison, whatever comes out."""
+        found = [f"{label}: {method.search_note}." for label, method in self.methods.items()
+                 if method.search_note is not None]
+        if self.splits == "fixed" and (field := _given_split(self.experiment["data"])) is not None:
+            found.append(f"All repetitions test the same rows, since data.{field} says which: what another "
+                         "split would say is not known.")
+        if self.splits == "folds" and len(self.seeds) % (count := folds_of(self.experiment["data"]["test"])):
+            found.append(f"{len(self.seeds)} repetitions are no whole cross-validation: there are {count} "
+                         "folds, so that some rows are tested more often than others.")
+        return found + [f"{label} has {method.algorithm.K} clusters for {self.clients} clients: each client "
+                        "can be a cluster of its own, so that nothing is shared; take fewer."
+                        for label, method in self.methods.items()
+                        if isinstance(method.algorithm, CGPFL) and isinstance(method.algorithm.K, int)
+                        and method.algorithm.K >= self.clients]
 
     def record(self, label: str) -> Path:
         """Where the search for a method's hyper-parameters is kept."""
         return self.out / "tuning" / label
 
-    def tuned(self, label: str, values: dict[str, Any]) -> Plan:
-        """The plan with what a search has found for a method."""
+    def tuned(self, label: str, values: dict[str, Any] | None, note: str | None = None) -> Plan:
+        """The plan with what a search has found for a method, if anything."""
         before = self.methods[label]
-        after = before._replace(tuned=values)
+        after = before._replace(tuned=values, search_note=note)
         if before.algorithm != after.algorithm and self.has_runs(label):
             raise UsageError(f"{self.out} holds runs of {label} with other hyper-parameters than the search "
                              "has found now: choose another --out")
@@ -215,8 +279,10 @@ def read(out: Path) -> Plan:
                          "writes")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found.pop("format") != FORMAT:
-            raise DescantError(f"{path} is of another version of descant: use that one")
+        if (number := found.pop("format")) != FORMAT:
+            raise DescantError(f"{path} is of format {number}, and this version of descant has {FORMAT}: it "
+                               "splits rows and selects rounds in another way; use the version that made it, "
+                               "or compare anew in another directory")
         listed = [Method(**entry | {"grid": entry["grid"] and Place(**entry["grid"])})
                   for entry in found.pop("methods")]
         metrics = {name: Metric(**metric) for name, metric in found.pop("metrics").items()}
@@ -245,11 +311,13 @@ def held(out: Path) -> Iterator[None]:
 
 
 def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorithms: str | None = None,
-         match: Match = "steps", metric: str | None = None, baselines: bool = True, command: str = "",
+         budget: Budget = "steps", splits: Splits | None = None, population: Population | None = None,
+         metric: str | None = None, looks: int = 1, baselines: bool = True, command: str = "",
          permit: Permit = NOTHING) -> tuple[Plan, list[str]]:
     """Write down what is to be compared, with what was there before, in a directory that is held; also gives
-    the labels of the methods that are asked for now. `permit` is for code that the tables name; the
-    directory may name what they name, and what is allowed by name."""
+    the labels of the methods that are asked for now. What is None is as before, or else: splits are repeated,
+    the answer speaks of these clients, and the data say which metric decides. `permit` is for code that the
+    tables name; the directory may name what they name, and what is allowed by name."""
     if len(set(seeds)) != len(seeds) or not seeds or min(seeds) < 0:
         raise UsageError(f"the seeds must be different whole numbers from 0, at least one: not {list(seeds)}")
     setting = {name: table for name, table in tables.items() if name != "algorithms"}
@@ -264,22 +332,28 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     # methods that are added later have the budget of the first
     first = found[0].algorithm if before is None else parse_algorithm(before.experiment["algorithm"],
                                                                       allow=there)
-    base = dataclasses.replace(probe, algorithm=reference(marked(tables, permit), first),
-                               eval=dataclasses.replace(
-                                   probe.eval, metrics=_metrics(before, probe.eval.metrics, there)))
+    base = dataclasses.replace(
+        probe, algorithm=reference(marked(tables, permit), first), train=_until(probe.train, budget),
+        eval=dataclasses.replace(probe.eval, metric=_metric(before, metric or probe.eval.metric, out),
+                                 metrics=_metrics(before, probe.eval.metrics, there)))
+    splits = _splits(before, base.data, splits)
     setup = runs.Setup.of(base)
-    known = {} if before is None else dict(before.methods)
-    _require_same(before, base, match, setup.federation, out)
     names = figures.names(setup.task, base.eval.metrics)
-    if metric is not None and metric not in names:
-        raise unknown("metric", metric, names)
+    if base.eval.metric is not None and base.eval.metric not in names:
+        raise unknown("metric", base.eval.metric, names)
+    why = setup.deciding.why if before is None else before.metric_why
+    setup = setup.decided()
+    base = dataclasses.replace(base, eval=setup.eval)
+    known = {} if before is None else dict(before.methods)
+    _require_same(before, base, {"budget": budget, "splits": splits}, setup.federation, out)
     metrics = {name: about for name, about in figures.described(base.eval.metrics).items() if name in names}
-    rounds = _rounds(setup, [c for c in found if c.label not in known], match)
+    counted = _rounds(setup, [c for c in found if c.label not in known], budget)
     for contender in found:
         table = plain(fields.dump(contender.algorithm))
         if contender.label not in known:
-            known[contender.label] = Method(contender.label, table, rounds[contender.label],
-                                            sorted(contender.given), contender.grid, contender.added)
+            known[contender.label] = Method(contender.label, table, counted[contender.label].rounds,
+                                            sorted(contender.given), contender.grid, contender.added,
+                                            counted[contender.label].seconds)
         elif not contender.added and (changed := differences(known[contender.label].asked, table)):
             raise UsageError(f"{out} has {contender.label!r} with another setting ({changed[0]}): give one "
                              f"of them a label ({contender.algorithm.name}:label=...), or choose another "
@@ -290,15 +364,40 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     if command and command not in commands:
         commands.append(command)
     every = sorted({*seeds, *([] if before is None else before.seeds)})
-    plan = Plan(out, match, plain(base.dump()), setup.federation.fingerprint(), known, every,
-                metric or (None if before is None else before.metric), metrics, commands,
-                versions({} if before is None else before.versions))
+    plan = Plan(
+        out, budget, splits, population or (before.population if before is not None else "clients"),
+        plain(base.dump()), setup.federation.pool_fingerprint(), setup.federation.population,
+        known, every, setup.deciding.name, why, metrics,
+        max(looks, 1 if before is None else before.looks), [] if before is None else before.looked_at,
+        commands, versions({} if before is None else before.versions))
     try:
-        write_atomic(out / "federation.json", json.dumps(_picture(setup.federation)).encode())
+        shown = _federation(setup.federation, base.data, _split(base.data, splits, every[0]))
+        write_atomic(out / "federation.json", json.dumps(_picture(shown)).encode())
         plan.write()
     except OSError as error:
         raise DescantError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
     return plan, [contender.label for contender in found]
+
+
+def _until(train: Train, budget: Budget) -> Train:
+    """[train] with when a run stops by itself."""
+    if budget == "converge":
+        return dataclasses.replace(train, patience=train.patience or PATIENCE)
+    if train.patience is not None:
+        raise UsageError(f"train.patience stops runs early, and --budget {budget} gives all methods the "
+                         "same: leave patience out, or compare with --budget converge")
+    return train
+
+
+def _metric(before: Plan | None, wanted: str | None, out: Path) -> str | None:
+    """What the rounds of this directory are selected by; None: what the data say."""
+    if before is None:
+        return wanted
+    if wanted is not None and wanted != before.metric:
+        raise UsageError(f"{out} holds runs whose rounds were selected by {before.metric}, and not by "
+                         f"{wanted}: choose another --out; what {wanted} says of these runs is in "
+                         "results.csv")
+    return before.metric
 
 
 def _metrics(before: Plan | None, wanted: Sequence[str] | None, permit: Permit) -> tuple[str, ...] | None:
@@ -308,49 +407,112 @@ def _metrics(before: Plan | None, wanted: Sequence[str] | None, permit: Permit) 
     return tuple(merged.values()) or None
 
 
-def _require_same(before: Plan | None, base: Experiment, match: Match, federation: Federation, out: Path
-                  ) -> None:
-    """Refuse to put results of different federations, or budgets, into one directory."""
+def _given_split(data: Mapping[str, Any]) -> str | None:
+    """The field of [data] that says which rows are tested."""
+    return next((field for field in ("partition_file", "split", "fold") if data.get(field) is not None), None)
+
+
+def _splits(before: Plan | None, data: DataSpec, wanted: Splits | None) -> Splits:
+    given = _given_split(data.dump())
+    if wanted is None:
+        wanted = before.splits if before is not None else "repeated" if given is None else "fixed"
+    if wanted != "fixed" and given is not None:
+        raise UsageError(f"data.{given} says which rows are tested, and --splits {wanted} tests others in "
+                         "each repetition: leave one of them out, or take --splits fixed")
+    if wanted == "folds":
+        folds_of(data.test)
+    return wanted
+
+
+def _split(data: DataSpec, splits: Splits, seed: int) -> DataSpec:
+    """[data] of the repetition with a seed."""
+    if splits == "repeated":
+        return dataclasses.replace(data, split=seed)
+    if splits == "folds":
+        split, fold = divmod(seed, folds_of(data.test))
+        return dataclasses.replace(data, split=split, fold=fold)
+    return data
+
+
+def _federation(made: Federation, data: DataSpec, wanted: DataSpec) -> Federation:
+    """The federation of a split; the one that is made, if that is the same."""
+    is_same = (data.split_seed, data.fold) == (wanted.split_seed, wanted.fold)
+    return made if is_same else wanted.federation()
+
+
+def _require_same(before: Plan | None, base: Experiment, choices: dict[str, str], federation: Federation,
+                  out: Path) -> None:
+    """Refuse to put results of different federations, budgets or splits into one directory."""
     if before is None:
         return
-    changed = differences(before.experiment | {"match": before.match},
-                          json.loads(json.dumps(base.dump())) | {"match": match})
+    changed = differences(before.experiment | {name: getattr(before, name) for name in choices},
+                          json.loads(json.dumps(base.dump())) | choices)
     changed = [line for line in changed if not line.startswith(MAY_CHANGE)]
-    if not changed and before.fingerprint != federation.fingerprint():
+    if not changed and before.fingerprint != federation.pool_fingerprint():
         changed = [f"the rows of the federation: fingerprint {before.fingerprint} became "
-                   f"{federation.fingerprint()}"]
+                   f"{federation.pool_fingerprint()}"]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise UsageError(f"{out} holds another comparison ({'; '.join(changed[:3])}{more}): choose another "
                          "--out")
 
 
-def _rounds(setup: runs.Setup, found: Sequence[Contender], match: Match) -> dict[str, int]:
+class _Cost(NamedTuple):
+    """What a method takes."""
+
+    rounds: int  # of a run
+    seconds: float  # of a round
+
+
+def _rounds(setup: runs.Setup, found: Sequence[Contender], budget: Budget) -> dict[str, _Cost]:
     """How many rounds each method gets: those of [train] are for the method of [algorithm]."""
+    if not found:
+        return {}
     planned = setup.train.rounds
-    if match == "rounds":
-        return {contender.label: planned for contender in found}
     # the same round for all, lest they are measured on different cohorts
     number = 1 + any(method.opens() for method in (setup.algorithm, *(c.algorithm for c in found)))
-    budget = planned * _steps(setup, number) if found else 0
+    whole = planned * _steps(setup, number)[0]
     rounds = {}
     for contender in found:
         method = contender.algorithm
-        try:
-            steps = _steps(dataclasses.replace(setup, algorithm=method), number)
-        except DescantError:  # it diverges at once: its run will say so, and the others go on
-            rounds[contender.label] = planned
-            continue
-        rounds[contender.label] = max(1 + method.opens(), round(budget / steps))
+        steps, seconds = _steps(dataclasses.replace(setup, algorithm=method), number)
+        least, fitting = 1 + method.opens(), planned
+        if budget != "rounds" and steps:  # without any, it fails on all clients: its run will say so
+            fitting = max(least, round(whole / steps))
+        rounds[contender.label] = _Cost(fitting * (CAP if budget == "converge" else 1), seconds)
     return rounds
 
 
-def _steps(setup: runs.Setup, number: int) -> int:
-    """How many gradients a round takes: by playing it."""
+class _Counted(InProcess):
+    """Keeps what the last job took, also where nothing that came of it can be used."""
+
+    grad_steps = 0
+
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+        outcome = super().run(job, clients, number, message, states)
+        self.grad_steps = outcome.grad_steps
+        return outcome
+
+
+def _steps(setup: runs.Setup, number: int) -> tuple[int, float]:
+    """How many gradients a round takes, and about how many seconds: by playing it. A method that diverges at
+    once has made its steps all the same."""
     work = setup.work()
+    backend, seconds = _Counted(work, 16), 0.0
     with one_thread():
         training = Training(work, setup.train)
-        return [training.play(InProcess(work, 16)) for _ in range(number)][-1].grad_steps
+        if work.algorithm.opens():
+            with contextlib.suppress(DescantError):
+                training.play(backend)
+        for _ in range(2):  # the first time, much is done that later rounds are spared
+            training.number = number - 1
+            start = time.perf_counter()
+            with contextlib.suppress(DescantError):
+                training.play(backend)
+            seconds = time.perf_counter() - start
+            if seconds > WARM:
+                break
+    return backend.grad_steps, seconds
 
 
 def _picture(federation: Federation) -> dict[str, Any]:

@@ -100,6 +100,18 @@ class Results(NamedTuple):
         return self.differences[0].label if self.differences else None
 
 
+class Outlook(NamedTuple):
+    """Whether the comparison is settled, and what it would take."""
+
+    decided: bool
+    more: int | None  # repetitions; None: no number of them would do
+    why: str
+
+
+def outlook(results: Results) -> Outlook:
+    raise NotImplementedError
+
+
 def read(plan: Plan, metric: str | None = None) -> Results:
     """The results so far. `metric` is what decides; without it the plan's, accuracy, or the loss."""
     finished = [found for run in plan.runs() if (found := _finished(run)) is not None]

@@ -5,6 +5,10 @@ method wins by having been tuned longer. A trial is an ordinary run in memory; w
 validation figure by which a run selects its best round, and never a test row. Trial 0 is the method as it
 stands; a trial that falls behind the others is stopped on the way; one that diverges counts as the worst.
 
+If the first trials all diverge, the search goes down: to the smallest step sizes of its ranges, and ten times
+below, and again, until something trains. From there it goes on in ranges that reach as far down. A method of
+which nothing trains is told as such.
+
 Only finished trials are written down, each in one line of Optuna's journal, and what is tried next depends
 on these and on the seed alone. So a search that was killed goes on as if nothing had happened, and more
 trials continue a finished one.
@@ -28,6 +32,7 @@ from descant import fields
 from descant.algorithm import Algorithm
 from descant.engine.choose import Measured
 from descant.engine.evaluation import evaluated_clients
+from descant.engine.selection import LOWER
 from descant.engine.settings import Train
 from descant.errors import DescantError, UsageError, unknown
 from descant.experiment import run as runs
@@ -36,7 +41,7 @@ from descant.files import locked, write_atomic
 from descant.permit import NOTHING
 from descant.place import marked
 from descant.random import stream
-from descant.ranges import Log, Range, Whole
+from descant.ranges import Log, Range, Step, Whole
 
 if TYPE_CHECKING:
     import optuna
@@ -47,6 +52,8 @@ T = TypeVar("T")
 
 STARTUP = 5  # trials before later ones are made, and stopped, by what came of earlier ones
 WARM_UP = 1 / 3  # of a trial's rounds: it is not stopped earlier
+FIRST = 2  # trials that all fail before smaller steps are tried ...
+DESCENTS = 5  # ... so many times: at the low ends, and down to 10,000 times below
 LOST = 1e6  # what a client without a finite figure weighs: more than any figure of the others
 HOW = ("backend", "chunk", "workers")  # the fields of [train] that a run settles
 FIXED_COLUMNS = ("number", "state", "validation", "grad_steps", "rounds")  # of trials.csv; then the fields
@@ -57,11 +64,19 @@ class Tuned(NamedTuple):
 
     algorithm: Algorithm
     values: dict[str, Any]  # of the searched fields
-    validation: float  # mean over the clients in the best round: the accuracy, or else minus the loss
+    validation: float  # mean over the clients in the best round of the metric that decides, or minus a loss
     trials: int
     pruned: int
     failed: int
     grad_steps: int  # of all trials together
+    note: str | None = None  # what people should know of the search
+
+
+class Nothing(NamedTuple):
+    """What a search came to in which nothing trained."""
+
+    trials: int
+    note: str
 
 
 # -- what is searched ------------------------------------------------------------------------------------
@@ -125,11 +140,11 @@ def _value_of(part: Any, name: str) -> Any:
 
 
 def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collection[str] = (),
-           progress: Callable[[int], None] = lambda rounds: None) -> Tuned:
+           progress: Callable[[int], None] = lambda rounds: None) -> Tuned | Nothing:
     """The method of an experiment with the values that did best in so many trials, written in `record`.
 
-    What is there already is not done again. `progress` is told how many rounds are done in all; those that
-    a stopped trial is spared count as done.
+    There are more trials only where none of so many has trained. What is there already is not done again.
+    `progress` is told how many rounds are done in all; those that a stopped trial is spared count as done.
     """
     optuna = _optuna()
     if trials < 1:
@@ -139,7 +154,7 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
         name = experiment.algorithm.name
         raise UsageError(f"{name} has no field left to tune: `descant show {name}` says which have a range; "
                          "do not set all of them, or do not tune it")
-    setup = runs.Setup.of(experiment)
+    setup = runs.Setup.of(experiment).decided()
     _require_validation(setup)
     rounds = setup.train.rounds
     with _writing(record):
@@ -148,9 +163,9 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
         with _writing(record):
             study = _opened(optuna, record, setup, ranges)
             done = study.get_trials(deepcopy=False)
-            if len(done) < trials:
+            if _goes_on(done, trials, ranges):
                 (record / "best.json").unlink(missing_ok=True)  # until there is a new one
-        while len(done) < trials:
+        while _goes_on(done, trials, ranges):
             found = _try(optuna, study, setup, ranges, _beyond(len(done) * rounds, progress))
             _require_equal_cost([*done, found], setup.algorithm, ranges)
             with _writing(record):
@@ -158,12 +173,38 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
                 done = study.get_trials(deepcopy=False)
                 _write_trials(record, done, ranges)
             progress(len(done) * rounds)
-        done = done[:trials]  # a longer search that is there already began as this one
-        tuned, best = _concluded(setup, done)
+        # a longer search that is there already began as this one
+        done = done[: max(trials, _failures(done) + 1)]
+        came_to = _concluded(setup, done, ranges)
         with _writing(record):
             _write_trials(record, done, ranges)
-            _write_best(record, tuned, best, setup, ranges)
-    return tuned
+            if isinstance(came_to, Best):
+                _write_best(record, came_to, setup, _reaching(done, ranges))
+    return came_to if isinstance(came_to, Nothing) else came_to.tuned
+
+
+# -- going down ------------------------------------------------------------------------------------------
+
+
+def _failures(done: Sequence[FrozenTrial]) -> int:
+    """How many trials failed before one trained."""
+    return next((number for number, trial in enumerate(done) if _state(trial) != "failed"), len(done))
+
+
+def _goes_on(done: Sequence[FrozenTrial], trials: int, ranges: Mapping[str, Range]) -> bool:
+    if _failures(done) < len(done) or not _steps(ranges):
+        return len(done) < trials
+    return len(done) < FIRST + DESCENTS  # until something trains, whatever was asked for
+
+
+def _steps(ranges: Mapping[str, Range]) -> dict[str, Step]:
+    return {name: declared for name, declared in ranges.items() if isinstance(declared, Step)}
+
+
+def _reaching(done: Sequence[FrozenTrial], ranges: dict[str, Range]) -> dict[str, Range]:
+    """The ranges as far down as the search has had to go."""
+    times = max(0, _failures(done) - FIRST)
+    return ranges | {name: declared.lowered(times) for name, declared in _steps(ranges).items()}
 
 
 def _beyond(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
@@ -275,6 +316,13 @@ class _Judge:
             raise _Hopeless
 
 
+def _is_lost(key: Sequence[float] | None, setup: runs.Setup) -> bool:
+    """Whether half of the clients or more have no use of the models, by their validation rows."""
+    clients = evaluated_clients(setup.federation.population, setup.eval, setup.train.seed)
+    judged = int((setup.federation.validation.sizes[clients] > 0).sum())
+    return key is None or -2 * key[0] >= judged
+
+
 def _figure(key: Sequence[float] | None) -> float | None:
     """One number for a key of `selection_key`, in the same order; None where no client has a figure."""
     if key is None or len(key) < 2 or not math.isfinite(key[1]):
@@ -286,8 +334,9 @@ def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, 
          progress: Callable[[int], None]) -> FrozenTrial:
     """The next trial, finished."""
     done = study.get_trials(deepcopy=False)
+    ranges = _reaching(done, ranges)
     distributions = {name: _distribution(optuna, declared) for name, declared in ranges.items()}
-    trial = _asked(optuna, done, setup, distributions)
+    trial = _asked(optuna, done, setup, distributions, _lowest(done, ranges))
     values = dict(trial.params)
     if done:
         values = {name: ranges[name].rounded(value) for name, value in values.items()}
@@ -308,6 +357,8 @@ def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, 
                    None, judge)
         if _figure(judge.key) is None:
             failure = "no client has a finite figure on its validation rows"
+        elif _is_lost(judge.key, setup):
+            failure = "the models of half of the clients or more diverge"
     except _Hopeless:
         state = states.PRUNED
     except DescantError as error:
@@ -326,8 +377,15 @@ def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, 
     return found
 
 
-def _asked(optuna: Any, done: list[FrozenTrial], setup: runs.Setup, distributions: dict[str, BaseDistribution]
-           ) -> optuna.Trial:
+def _lowest(done: Sequence[FrozenTrial], ranges: dict[str, Range]) -> dict[str, float]:
+    """The values to try where all of the first trials have failed: the smallest steps."""
+    if _failures(done) < max(FIRST, len(done)):
+        return {}
+    return {name: declared.low for name, declared in _steps(ranges).items()}
+
+
+def _asked(optuna: Any, done: list[FrozenTrial], setup: runs.Setup,
+           distributions: dict[str, BaseDistribution], lowest: dict[str, float]) -> optuna.Trial:
     """What to try next: it depends on the finished trials and the seed, not on who finished them."""
     seed = int(stream(setup.train.seed, "tune", len(done)).integers(2**32))
     scratch = optuna.create_study(
@@ -335,9 +393,12 @@ def _asked(optuna: Any, done: list[FrozenTrial], setup: runs.Setup, distribution
         sampler=optuna.samplers.TPESampler(n_startup_trials=STARTUP, multivariate=True, seed=seed),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP,
                                            n_warmup_steps=round(WARM_UP * setup.train.rounds)))
-    scratch.add_trials(done)
-    if not done:
-        scratch.enqueue_trial({name: _value_of(setup.algorithm, name) for name in distributions})
+    # in the ranges of now, which hold those of before: the sampler takes no others together
+    scratch.add_trials([optuna.trial.create_trial(
+        state=trial.state, value=trial.value, params=trial.params, distributions=distributions,
+        user_attrs=trial.user_attrs, intermediate_values=trial.intermediate_values) for trial in done])
+    if not done or lowest:
+        scratch.enqueue_trial({name: _value_of(setup.algorithm, name) for name in distributions} | lowest)
     return scratch.ask(distributions)  # type: ignore[no-any-return]
 
 
@@ -363,18 +424,30 @@ def _require_equal_cost(trials: list[FrozenTrial], algorithm: Algorithm, ranges:
 # -- what came of it -------------------------------------------------------------------------------------
 
 
-def _concluded(setup: runs.Setup, trials: list[FrozenTrial]) -> tuple[Tuned, int]:
+class Best(NamedTuple):
     """The result, and the number of the best trial: of equal ones the first."""
+
+    tuned: Tuned
+    number: int
+
+
+def _concluded(setup: runs.Setup, trials: list[FrozenTrial], ranges: dict[str, Range]) -> Best | Nothing:
     states = [_state(trial) for trial in trials]
     complete = [number for number, state in enumerate(states) if state == "complete"]
+    smallest = ", ".join(f"{name} = {min(trial.params[name] for trial in trials):.3g}"
+                         for name in _steps(ranges))
     if not complete:
-        raise DescantError(f"none of the {len(trials)} trials of {setup.algorithm.name} came to an end: "
-                           f"{trials[0].user_attrs['failure']}")
+        down = f", down to {smallest}" if smallest else ""
+        return Nothing(len(trials), f"none of the {len(trials)} trials of its search has trained anything"
+                                    f"{down}: {trials[-1].user_attrs['failure']}; it runs as it stands")
     best = max(complete, key=lambda number: tuple(trials[number].user_attrs["key"]))
     values = dict(trials[best].params)
-    return Tuned(with_values(setup.algorithm, values), values, trials[best].user_attrs["key"][1], len(trials),
-                 states.count("pruned"), states.count("failed"),
-                 sum(trial.user_attrs["grad_steps"] for trial in trials)), best
+    widened = _reaching(trials, ranges) != ranges
+    note = (f"the first {_failures(trials)} trials of its search diverged, so it went on below the usual "
+            f"steps, down to {smallest}") if widened else None
+    return Best(Tuned(with_values(setup.algorithm, values), values, trials[best].user_attrs["key"][1],
+                      len(trials), states.count("pruned"), states.count("failed"),
+                      sum(trial.user_attrs["grad_steps"] for trial in trials), note), best)
 
 
 def _state(trial: FrozenTrial) -> str:
@@ -393,9 +466,10 @@ def _write_trials(record: Path, trials: list[FrozenTrial], ranges: dict[str, Ran
     write_atomic(record / "trials.csv", text.getvalue().encode())
 
 
-def _write_best(record: Path, tuned: Tuned, best: int, setup: runs.Setup, ranges: dict[str, Range]) -> None:
+def _write_best(record: Path, best: Best, setup: runs.Setup, ranges: dict[str, Range]) -> None:
+    tuned, metric = best.tuned, setup.deciding.name
     found = {
-        "best": best, "figure": "accuracy" if "accuracy" in setup.task.metric_names else "minus loss",
+        "best": best.number, "figure": f"minus {metric}" if metric in LOWER else metric,
         "validation": tuned.validation, "values": tuned.values, "algorithm": fields.dump(tuned.algorithm),
         "trials": tuned.trials, "pruned": tuned.pruned, "failed": tuned.failed,
         "grad_steps": tuned.grad_steps, "ranges": {name: str(declared) for name, declared in ranges.items()},

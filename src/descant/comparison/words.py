@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from descant.algorithms import LocalTrain
+from descant.comparison.budget import spent
 from descant.comparison.results import Results, Row, missing_seeds
 from descant.comparison.statistics import ENOUGH_SEEDS, Difference
 from descant.units import figure, is_share, times
@@ -43,7 +44,8 @@ def notes(results: Results) -> list[str]:
               "seeds: that counts before any other figure." for label, count in results.lost.items() if count]
     found += [f"{run.label}, seed {run.seed}, has {run.rounds} rounds in place of "
               f"{methods[run.label].rounds}: it was extended, and has had more than its share."
-              for run in results.finished if run.rounds != methods[run.label].rounds]
+              for run in results.finished if run.rounds > methods[run.label].rounds]
+    found += results.plan.remarks()
     found += _budgets(results)
     found += [f"{label}: {caution}." for label, method in methods.items()
               for caution in method.algorithm.cautions()]
@@ -61,9 +63,11 @@ def notes(results: Results) -> list[str]:
 
 def _budgets(results: Results) -> list[str]:
     """Methods whose rounds are too long to fit the budget well."""
+    if results.plan.budget == "converge":
+        return [*spent(results.plan, results.finished)]
     steps = {row.label: row.figures["grad_steps"].mean for row in results.rows
              if row.rounds == results.plan.methods[row.label].rounds}
-    if results.plan.match == "rounds" or not steps:
+    if results.plan.budget == "rounds" or not steps:
         return []
     usual = median(steps.values())
     return [f"{label} has made {100 * count / usual:.0f} % of the gradient steps of the others: its rounds "

@@ -19,7 +19,7 @@ from descant.data.partitions.flower import Flower, is_partitioner
 from descant.data.preprocess import Preprocess
 from descant.data.samples import Dataset, Samples
 from descant.data.schema import Schema
-from descant.division import Division
+from descant.division import Division, folds_of
 from descant.errors import UsageError, unknown
 from descant.fields import Checked, hyper
 from descant.pool import Federation, fingerprint_of
@@ -39,6 +39,10 @@ class DataSpec(Checked):
     test: float = hyper(0.25, "share of each client's rows kept for testing", low=0, below=1)
     validation: float = hyper(0.2, "share of the rest kept for validation", low=0, below=1)
     unseen: int = hyper(0, "number of clients that are held out: they are evaluated, and never train", low=0)
+    split: int | None = hyper(
+        None, "seed of each client's split into training, validation and test rows; absent: seed", low=0)
+    fold: int | None = hyper(
+        None, "cross-validation: which of the round(1 / test) folds is tested; absent: no folds", low=0)
     partition_file: str | None = hyper(
         None, "a partition that was saved: it says who has which row in which split, and who is unseen")
 
@@ -46,6 +50,15 @@ class DataSpec(Checked):
         super().__post_init__()
         if self.partition_file is not None and self.unseen:
             raise UsageError("data.partition_file says who is unseen: leave unseen out")
+        if self.partition_file is not None and (self.split is not None or self.fold is not None):
+            raise UsageError("data.partition_file says which rows are tested: leave split and fold out")
+        if self.fold is not None:
+            folds_of(self.test, self.fold)
+
+    @property
+    def split_seed(self) -> int:
+        """The seed of the clients' splits."""
+        return self.seed if self.split is None else self.split
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], where: str = "data") -> DataSpec:
@@ -122,7 +135,8 @@ class DataSpec(Checked):
             names = [str(owner) for owner in samples.owner[first]]
         division = Division.of(
             client, labels=samples.labels if samples.y.dim() == 1 else None, group=samples.group,
-            test=self.test, validation=self.validation, seed=self.seed, unseen=self.unseen, names=names)
+            test=self.test, validation=self.validation, seed=self.seed, split=self.split, fold=self.fold,
+            unseen=self.unseen, names=names)
         notes = self.partition.report(samples, client, self.clients, self.seed)
         return division._replace(notes=notes + division.notes)
 

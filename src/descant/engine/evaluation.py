@@ -14,6 +14,7 @@ from descant.engine.backend import Backend
 from descant.engine.rounds import Training
 from descant.engine.settings import Eval
 from descant.engine.work import Scores, to_score
+from descant.metrics import AUROC
 from descant.pool import Federation
 from descant.random import stream
 from descant.theory.truth import identified, total_error, true_models
@@ -48,7 +49,7 @@ class Evaluation(NamedTuple):
     lower_is_better: frozenset[str]  # of the metrics
     personal: Figures
     shared: Figures | None  # of the global model; the error is the same for all
-    pooled: Tensor | None  # [metrics] of the global model on the union of the test splits
+    pooled: Tensor | None  # of the global model on the union of the test splits; of sums, so without an AUROC
     failed: dict[int, str]  # client -> why it could not be scored
     diverged: Diverged
 
@@ -63,7 +64,7 @@ def evaluated_clients(population: int, settings: Eval, seed: int) -> np.ndarray:
 def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evaluation:
     """Score the present state, with the message that the server would send now."""
     work, store = training.work, training.store
-    names = work.task.metric_names
+    names = (*work.task.metric_names, *([AUROC] if work.ranks else []))
     model = work.algorithm.global_model(training.server)
     form = backend.work.templates["score"]
     found = map_tree(lambda t: torch.full((len(clients), *t.shape), torch.nan, dtype=t.dtype), form)
@@ -82,7 +83,11 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
 
     def figures(scores: Scores) -> Figures:
         of_each = vmap(work.task.figures)
-        return Figures(of_each(scores.validation), of_each(scores.test), scores.error)
+        # of each split an AUROC, or none: columns of one width or of none
+        areas = scores.auroc.to(work.task.dtype).tensor_split(2, 1)
+        validation, test = (torch.cat([of_each(tallies), area], 1) for tallies, area in
+                            zip((scores.validation, scores.test), areas, strict=True))
+        return Figures(validation, test, scores.error)
 
     shared, pooled = None, None
     if model is not None:
@@ -143,7 +148,7 @@ def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
         summary["global"] = figures(evaluation.shared)
         if evaluation.pooled is not None:
             summary["global"]["pooled"] = dict(
-                zip(evaluation.metrics, evaluation.pooled.double().tolist(), strict=True))
+                zip(evaluation.metrics, evaluation.pooled.double().tolist(), strict=False))
     return summary
 
 
@@ -162,11 +167,12 @@ def _spread(values: np.ndarray, sizes: np.ndarray, lower_is_better: bool) -> dic
     }
 
 
-def selection_key(evaluation: Evaluation, federation: Federation) -> tuple[float, ...] | None:
+def selection_key(evaluation: Evaluation, federation: Federation, metric: str) -> tuple[float, ...] | None:
     """What the best round maximises: mean validation figures of the personal models; never test.
 
     First, as few clients as possible that could not be scored or whose models have diverged; then the mean
-    accuracy, if there is one; then the loss. None without validation data.
+    of the metric that decides, over the clients where it is defined; then the loss. None without validation
+    data.
     """
     has_rows = federation.validation.sizes[evaluation.clients] > 0
     if not has_rows.any():
@@ -178,5 +184,10 @@ def selection_key(evaluation: Evaluation, federation: Federation) -> tuple[float
     lost = float((~sound).sum())
     if not finite.any():
         return (-lost,)
-    first = [float(figures["accuracy"][finite].mean())] if "accuracy" in figures else []
-    return (-lost, *first, -float(figures["loss"][finite].mean()))
+    loss = -float(figures["loss"][finite].mean())
+    if metric == "loss":
+        return (-lost, loss)
+    defined = figures[metric][finite & np.isfinite(figures[metric])]
+    sign = -1.0 if metric in evaluation.lower_is_better else 1.0
+    # where it is defined for nobody, as an AUROC of clients with one class each, the loss alone decides
+    return (-lost, sign * float(defined.mean()) if len(defined) else 0.0, loss)

@@ -21,6 +21,9 @@ class Train(Checked):
     local: LocalWork = hyper(LocalWork(steps=20), "a client's work: { steps = n } or { epochs = n }")
     participation: Literal["cohort", "all"] = hyper(
         "cohort", "who trains: the cohort, or everyone with only the cohort aggregated")
+    patience: int | None = hyper(
+        None, "stop when the validation figures have not improved for so many evaluations; rounds is then "
+              "the most there are; absent: all rounds are played", low=1)
     drop: float = hyper(0.0, "share of each round's clients that drop out at random before they start",
                         low=0, below=1)
     seed: int = hyper(0, "seed of sampling, batches and initial model", low=0)
@@ -63,11 +66,20 @@ class Train(Checked):
 class Eval(Checked):
     every: int = hyper(5, "rounds between evaluations; the last round is always evaluated", low=1)
     clients: int | None = hyper(None, "size of a fixed sample of clients to evaluate; absent: all", low=1)
+    metric: str | None = hyper(
+        None, "what decides: accuracy, balanced_accuracy, auroc, loss, mse or r2; it selects the best "
+              "round, and tuning and comparing go by it; absent: accuracy, or balanced_accuracy where "
+              "classes are unbalanced, or loss")
     metrics: tuple[str, ...] | None = hyper(
         None, 'your own figures of a finished run: "package.module:function", of (outputs, y)')
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        own = [place.partition(":")[2] for place in self.metrics or ()]
+        if self.metric is not None and (is_place(self.metric) or self.metric in own):
+            raise UsageError(f"eval.metric = {self.metric!r} is a function of your own, which is measured of "
+                             "finished runs only: rounds are selected by one of descant's metrics, and yours "
+                             "is reported beside it")
         for place in self.metrics or ():  # imported where runs are measured, never where they are read
             if not is_place(place):
                 raise UsageError('eval.metrics must read "package.module:function", such as '

@@ -49,6 +49,7 @@ class Scores(NamedTuple):
     validation: Tensor  # [sums] of `task.tally`
     test: Tensor  # [sums]
     error: Tensor  # [] ||theta - true model||^2; NaN where the true model is not known
+    auroc: Tensor  # [2] on the validation and on the test rows; [0] where it is not asked for
 
 
 class Scored(NamedTuple):
@@ -93,6 +94,7 @@ class Work:
     batch: int | Literal["full"]
     local: LocalWork
     device: torch.device = CPU
+    ranks: bool = False  # whether scores have an AUROC, which no tally gives
     templates: dict[Job, Tree] = field(default_factory=dict)  # filled by `rehearse`
 
     def execute(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
@@ -265,17 +267,22 @@ def _scored(work: Work, personal: Tree, model: Tree, data: View) -> Scored:
     if model != () and not is_same:
         predict.append(partial(work.task.predict, model))
 
-    def tallies(split: SplitName) -> list[Tensor]:
+    def tallies(split: SplitName) -> tuple[list[Tensor], list[Tensor]]:
         outputs = [[each(x) for each in predict] for x in data.samples(split)]
         targets = data.targets(split, with_x=work.task.scores_need_x)
-        return [work.task.tally(torch.cat(blocks), targets) for blocks in zip(*outputs, strict=True)]
+        whole = [torch.cat(blocks) for blocks in zip(*outputs, strict=True)]
+        return ([work.task.tally(each, targets) for each in whole],
+                [work.task.auroc(each, targets) for each in whole] if work.ranks else [])
 
-    test = tallies("test")
+    test, test_areas = tallies("test")
     # nothing adds up to nothing
     some = len(work.federation.validation.indices)
-    validation = tallies("validation") if some else [torch.zeros_like(each) for each in test]
+    validation, areas = tallies("validation") if some else (
+        [torch.zeros_like(each) for each in test], [torch.full_like(each, torch.nan) for each in test_areas])
+    both = [torch.stack(each) for each in zip(areas, test_areas, strict=True)] or [
+        torch.zeros(0, dtype=torch.float64)] * len(predict)
     errors = [_error(work, personal, data.truth), torch.full((), torch.nan, dtype=work.task.dtype)]
-    scores = [Scores(*each) for each in zip(validation, test, errors, strict=False)]
+    scores = [Scores(*each) for each in zip(validation, test, errors, both, strict=False)]
     if model == ():
         return Scored(scores[0], ())
     return Scored(scores[0], scores[0]._replace(error=errors[1]) if is_same else scores[1])

@@ -204,7 +204,7 @@ def truncate(out: Path, number: int) -> None:
 
 
 def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tuple[float, ...] | None,
-            setup: Setup) -> dict[str, Any]:
+            setup: Setup, converged: bool) -> dict[str, Any]:
     """The figures of the last round and of the validation-best one, and what the run cost."""
     evaluated = {row["round"]: row for row in history if "personal" in row}
 
@@ -228,7 +228,9 @@ def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tup
         "best": best,
         "diverged": chosen is not None and has_diverged(chosen["personal"]),
         "divergence": diverged,  # when it was first seen, if so
+        "metric": setup.deciding.name,
         "selected_by": None if best_key is None else list(best_key),
+        "stopped": "converged" if converged else None,
         **totals,
         "seconds": round(sum(row["seconds"] + row.get("eval_seconds", 0.0) for row in history), 3),
     }

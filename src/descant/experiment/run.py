@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,6 +26,7 @@ from descant.engine.divergence import symptom
 from descant.engine.evaluation import Evaluation, evaluate, evaluated_clients, selection_key, summarise
 from descant.engine.remedy import remedy
 from descant.engine.rounds import RoundReport, Training, state_template
+from descant.engine.selection import Deciding, deciding, idle, usual
 from descant.engine.settings import Eval, Train
 from descant.engine.store import require_files
 from descant.engine.work import Work
@@ -34,6 +36,7 @@ from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Keeper, Snapshot
 from descant.experiment.config import Experiment, differences
 from descant.files import locked
+from descant.metrics import AUROC
 from descant.permit import Allowed
 from descant.plain import plain
 from descant.pool import Federation
@@ -99,7 +102,20 @@ class Setup:
 
     def work(self) -> Work:
         return Work(self.algorithm, self.task, self.federation, self.train.seed, self.train.batch,
-                    self.train.local, torch.device(self.train.device))
+                    self.train.local, torch.device(self.train.device), ranks=self.eval.metric == AUROC)
+
+    @cached_property
+    def deciding(self) -> Deciding:
+        """The metric by which the best round is selected."""
+        return deciding(self.eval.metric, self.task, self.federation)
+
+    def decided(self) -> Setup:
+        """With the metric that decides written down; what a run asks of its data is checked."""
+        if self.train.patience is not None and not self.federation.validation.sizes[evaluated_clients(
+                self.federation.population, self.eval, self.train.seed)].any():
+            raise UsageError("train.patience stops by validation figures, and the clients have no validation "
+                             "rows: set data.validation above 0, such as 0.2, or leave patience out")
+        return dataclasses.replace(self, eval=dataclasses.replace(self.eval, metric=self.deciding.name))
 
     def tables(self) -> dict[str, Any]:
         """The sections of the run's config.toml."""
@@ -108,10 +124,13 @@ class Setup:
     def identity(self) -> dict[str, Any]:
         """What two parts of one run must share. The number of rounds may grow, the cluster may move, and how
         clients are run may change where there is less of everything: results agree to rounding. What is
-        measured when all is done changes nothing."""
+        measured when all is done changes nothing, nor does when to stop. The usual metric is left out: runs
+        that were made before there was a choice have it."""
         tables = self.tables()
         tables["eval"].pop("metrics", None)
-        for name in ("rounds", "ray_address", "backend", "chunk", "workers"):
+        if self.deciding.name == usual(self.task):
+            tables["eval"].pop("metric", None)
+        for name in ("rounds", "patience", "ray_address", "backend", "chunk", "workers"):
             tables["train"].pop(name, None)
         parts = {"config": tables, "federation": self.federation.fingerprint(),
                  "initial model and loss": self.task.fingerprint()}
@@ -127,6 +146,7 @@ class Run:
         self.directory = directory
         self.history: list[dict[str, Any]] = []  # one row a round, as in metrics.jsonl
         self.notes: list[str] = []  # what is not as it was asked for in how clients are run
+        self.why_metric: str | None = None  # why a new run does not select its rounds by the usual metric
         self._work = setup.work()
         kept = None if directory is None else directory / "checkpoint"
         self._training = Training(self._work, setup.train, None if kept is None else kept / "clients",
@@ -161,7 +181,13 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The last round and the validation-best round, and what the run cost."""
-        return layout.summary(self.history, self.best_round, self.best_key, self.setup)
+        return layout.summary(self.history, self.best_round, self.best_key, self.setup, self.is_converged)
+
+    @property
+    def is_converged(self) -> bool:
+        """Whether the run has stopped, or stops now, because nothing improves any more."""
+        patience = self.setup.train.patience
+        return patience is not None and idle(self.history, self.setup.deciding.name) >= patience
 
     def snapshot(self, which: Which = "best") -> Snapshot:
         """The state after the last round, or after the validation-best one (the last without any)."""
@@ -220,10 +246,11 @@ class Run:
         """Play the rounds that are left."""
         settings, train, federation = self.setup.eval, self.setup.train, self.setup.federation
         clients = evaluated_clients(federation.population, settings, train.seed)
+        metric = self.setup.deciding.name
         if self.rounds == 0:
             with _shielded(), self._writing():
                 self._keeper.commit(None)
-        while self.rounds < train.rounds:
+        while self.rounds < train.rounds and not self.is_converged:
             start = time.perf_counter()
             report = self._training.play(backend)
             played = time.perf_counter()
@@ -237,14 +264,15 @@ class Run:
             with _shielded(), self._writing(), self.stopwatch("checkpoint"):
                 if self.directory is not None:
                     layout.append_row(self.directory, row, evaluations, federation)
-                self._keeper.commit(selection_key(evaluations[0], federation) if evaluations else None)
+                self._keeper.commit(
+                    selection_key(evaluations[0], federation, metric) if evaluations else None)
                 self.history.append(row)
             self.stopwatch.rounds += 1
             observer.played(row)
         if self.directory is not None:
             with _shielded(), self._writing():
                 layout.write_summary(self.directory, self.summary)
-                draw_curve(self.history, self.best_round, self.directory / "curve.png")
+                draw_curve(self.history, self.best_round, self.directory / "curve.png", metric)
                 draw_clusters(self.history, self.directory / "clusters.png")
 
     @contextmanager
@@ -297,10 +325,13 @@ def start(setup: Setup, out: Path | None = None, observer: Observer | None = Non
     """A new run, in a directory that must not hold one yet, or in memory."""
     if out is not None:
         layout.require_free(out)
+    why, setup = setup.deciding.why, setup.decided()
     with one_thread():
         backend, settled, measured = _settle(setup)
         with closing(backend), nullcontext() if out is None else layout.created(out, settled.tables()):
-            return _finish(Run(settled, out), backend, observer, measured)
+            run = Run(settled, out)
+            run.why_metric = why
+            return _finish(run, backend, observer, measured)
 
 
 def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, observer: Observer | None = None,
@@ -311,6 +342,7 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
         setup = Setup.of(layout.experiment(out, allow))
     else:
         setup = dataclasses.replace(setup, train=layout.settled_train(out, setup.train))
+    setup = _as_decided(out, setup)
     if rounds is not None:
         setup = dataclasses.replace(setup, train=dataclasses.replace(setup.train, rounds=rounds))
     planned = layout.rounds(out)
@@ -318,6 +350,11 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
         raise UsageError(f"rounds = {setup.train.rounds} is less than the {planned} rounds of the run: "
                          "a run can only be extended")
     _begun(out, setup)  # what is wrong is told before anything is measured
+    if rounds is not None and setup.train.patience is not None and idle(
+            layout.read_metrics(out), setup.deciding.name) >= setup.train.patience:
+        raise UsageError(f"{out} has stopped, since its validation figures had not improved for "
+                         f"{setup.train.patience} evaluations: to go on, take patience out of its "
+                         "config.toml")
     with one_thread():
         # workers are made before the lock is taken, lest they inherit it and outlive us
         backend, settled, measured = _settle(setup)
@@ -329,6 +366,7 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
 def lead(setup: Setup, out: Path, backend: Callable[[Run], Backend], observer: Observer) -> Run:
     """A run whose clients are elsewhere, where `backend` reaches them: begun, or continued from its last
     committed round."""
+    setup = setup.decided()
     with one_thread():
         if not (out / "config.toml").exists():
             with layout.created(out, setup.tables()):
@@ -354,13 +392,22 @@ def _continued(setup: Setup, out: Path, changed: bool) -> Run:
 def load(out: Path, setup: Setup | None = None, allow: Allowed = ()) -> Run:
     """A run's models and figures as they are on disk; nothing is written. `setup` is needed where the
     directory alone does not tell what the run is made of; code that it names must be in `allow`."""
-    setup = setup or Setup.of(layout.experiment(out, allow))
+    setup = _as_decided(out, setup or Setup.of(layout.experiment(out, allow)))
     with locked(out, shared=True):
         if not _begun(out, setup):
             raise DescantError(f"{out} has no checkpoint yet: run `{layout.resume_command(out)}` first")
         run = Run(setup, out, read_only=True)
         run.restore()
     return run
+
+
+def _as_decided(out: Path, setup: Setup) -> Setup:
+    """With the metric that the run's rounds are selected by, unless another is asked for (and then refused):
+    what its config says, and in one from before there was a choice, the usual one."""
+    if setup.eval.metric is None:
+        metric = layout.config(out).get("eval", {}).get("metric", usual(setup.task))
+        setup = dataclasses.replace(setup, eval=dataclasses.replace(setup.eval, metric=metric))
+    return setup.decided()
 
 
 def _settle(setup: Setup) -> tuple[Backend, Setup, list[Measured]]:

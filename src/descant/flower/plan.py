@@ -25,6 +25,7 @@ from descant.errors import UsageError
 from descant.experiment.config import Experiment, differences
 from descant.experiment.run import Setup
 from descant.flower.frame import Frame, Kind, Member
+from descant.metrics import AUROC
 from descant.permit import Allowed, opened
 from descant.place import require_permitted
 from descant.pool import Federation
@@ -113,7 +114,7 @@ class Plan:
 
     def work(self, task: Task, federation: Federation) -> Work:
         return Work(self.experiment.algorithm, task, federation, self.train.seed, self.train.batch,
-                    self.train.local)
+                    self.train.local, ranks=self.experiment.eval.metric == AUROC)
 
     def setup(self, task: Task, members: Sequence[Member]) -> Setup:
         """The server's side of a run."""

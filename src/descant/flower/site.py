@@ -38,8 +38,8 @@ class Site(NamedTuple):
         if self.split is not None:
             x, split, treatment = self.x, self.split, self.treatment
         else:
-            parts = split_rows(np.arange(len(self.x)), self._labels(frame.classes), spec.seed, client,
-                               spec.test, spec.validation, self.group)
+            parts = split_rows(np.arange(len(self.x)), self._labels(frame.classes), spec.split_seed, client,
+                               spec.test, spec.validation, self.group, spec.fold)
             split = (Table.of([parts[0]]), Table.of([parts[1]]), Table.of([parts[2]]))
             spec.preprocess.check(self.x)
             x, treatment = (spec.preprocess.apply(self.x, *split) if spec.preprocess.changes

@@ -12,12 +12,12 @@ from descant.files import write_atomic
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 
 
-def draw_curve(history: list[dict[str, Any]], best_round: int | None, path: Path) -> None:
-    """Test figures of the personal and the global models, with the worst decile, and the training loss."""
+def draw_curve(history: list[dict[str, Any]], best_round: int | None, path: Path, metric: str) -> None:
+    """Test figures of the personal and the global models by the metric that decides, with the worst decile,
+    and the training loss."""
     from matplotlib.figure import Figure  # slow: only when there is something to draw
 
     rows = [row for row in history if "personal" in row]
-    metric = "accuracy" if rows and "accuracy" in rows[0]["personal"]["test"] else "loss"
     figure = Figure(figsize=(9, 3.8), layout="constrained")  # no pyplot: no global state, no display
     left, right = figure.subplots(1, 2)
 

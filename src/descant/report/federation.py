@@ -13,7 +13,6 @@ from rich.table import Table
 from descant.flower.roster import read_members
 from descant.report.display import JOBS, Display, line, listed, method
 from descant.report.outcome import worth
-from descant.report.table import metrics
 from descant.units import duration, figure, size, times
 
 if TYPE_CHECKING:
@@ -89,13 +88,13 @@ class ServerDisplay(Display):
                  f"{times(plan.train.rounds, 'round')}")
 
     def started(self, run: Run, measured: list[Measured]) -> None:
-        self._rounds, self._done = run.setup.train.rounds, run.rounds
+        self._run, self._rounds, self._done = run, run.setup.train.rounds, run.rounds
         for note in run.notes:
             self.say(f"note: {note}")
         for caution in run.setup.algorithm.cautions():
             self.say(f"caution: {caution}")
-        if self._done >= self._rounds:
-            self.say(f"all {times(self._rounds, 'round')} are done")
+        if self._done >= self._rounds or run.is_converged:
+            self.say(f"all {times(self._done, 'round')} are done")
             self._hand_out()
         elif self._done:
             self.say(f"continuing after round {self._done} of {self._rounds}")
@@ -129,13 +128,14 @@ class ServerDisplay(Display):
             self.say(f"round {self._done}: {row['note']}")
         if "divergence" in row:
             self.say(f"round {self._done}: {row['divergence']}")
-        scores = [_score(model, row[model]) for model in ("personal", "global") if model in row]
+        metric = self._run.setup.deciding.name
+        scores = [_score(model, row[model], metric) for model in ("personal", "global") if model in row]
         self._scores = "  ".join(scores) or self._scores
         if scores or self._live is None:
             number = f"{self._done:>{len(str(self._rounds))}}/{self._rounds}"
             self.say("  ".join([f"round {number}", self._traffic(row), *scores]))
         self._received, self._slowest = {}, (0.0, "")
-        if self._done >= self._rounds:
+        if self._done >= self._rounds or self._run.is_converged:
             self._hand_out()
 
     def _traffic(self, row: dict[str, Any]) -> str:
@@ -188,6 +188,5 @@ class ServerDisplay(Display):
         return [(name, state or f"at work for {since}") for name, state in states]
 
 
-def _score(model: str, scores: dict[str, Any]) -> str:
-    metric = metrics(scores)[0]
+def _score(model: str, scores: dict[str, Any], metric: str) -> str:
     return f"{model} test {metric} {figure(metric, scores['test'][metric]['mean'])}"

@@ -14,10 +14,10 @@ from descant.units import duration, figure, size, times
 SPREAD = {"mean": "mean", "weighted": "weighted", "std": "std", "worst_decile": "worst 10%"}
 
 
-def metrics(scores: dict[str, Any]) -> list[str]:
-    """The metrics worth showing, the most telling first: accuracy, or whatever there is without it."""
+def metrics(scores: dict[str, Any], deciding: str) -> list[str]:
+    """The metrics worth showing: the one that decides; then accuracy, or whatever there is without it."""
     names = list(scores["test"])
-    return ["accuracy"] if "accuracy" in names else names
+    return [*dict.fromkeys([deciding, *(["accuracy"] if "accuracy" in names else names)])]
 
 
 def show_summary(console: Console, summary: dict[str, Any], directory: Path | None) -> None:
@@ -32,7 +32,8 @@ def show_summary(console: Console, summary: dict[str, Any], directory: Path | No
 
 def _figures(summary: dict[str, Any]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left",
-                  title="on the clients' own test data (best: by validation data)", title_style="")
+                  title=f"on the clients' own test data (best: by {summary['metric'].replace('_', ' ')} on "
+                        "validation data)", title_style="")
     for heading in ("round", "model", "metric"):
         table.add_column(heading, no_wrap=True)
     for heading in (*SPREAD.values(), "pooled"):
@@ -43,12 +44,13 @@ def _figures(summary: dict[str, Any]) -> RenderableType:
             continue
         label = f"{which}, {row['round']}"
         for model in ("personal", "global"):
-            for metric in metrics(row[model]) if model in row else ():
+            for metric in metrics(row[model], summary["metric"]) if model in row else ():
                 spread = row[model]["test"][metric]
                 pooled = row[model].get("pooled")
                 cells = [figure(metric, spread[key]) for key in SPREAD]
                 table.add_row(label, model, metric, *cells,
-                              "" if pooled is None else figure(metric, pooled[metric]))
+                              "" if pooled is None or metric not in pooled else
+                              figure(metric, pooled[metric]))
                 label = ""
         table.add_section()
     return table
@@ -66,6 +68,8 @@ def _facts(summary: dict[str, Any]) -> RenderableType:
         "traffic": f"{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up",
         "time": duration(summary["seconds"]),
     }
+    if summary["stopped"] is not None:
+        facts["stopped"] = f"after round {summary['rounds']}: the validation figures no longer improve"
     if summary["best"] is None:
         facts["best round"] = "none: there is no validation data to choose it by"
     grid = Table.grid(padding=(0, 2))
