@@ -110,6 +110,8 @@ def make_task(
     if isinstance(model, Task | TaskSpec):
         if loss is not None:
             raise UsageError("this model has a loss of its own: leave `loss` out")
+        if isinstance(model, ModuleTask):
+            model.check(federation)
         return model if isinstance(model, Task) else model.task(federation, dtype)
     if isinstance(loss, str) and loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
