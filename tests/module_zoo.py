@@ -361,8 +361,10 @@ EXACT: dict[str, Callable[[], nn.Module]] = {
     "pooling": lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 1), MeanPool(2), nn.Flatten(),
                                      nn.Linear(6, OUT)),
     "residual": lambda: nn.Sequential(Residual(nn.Linear(IN, IN), nn.Tanh()), nn.Linear(IN, OUT)),
-    "lstm": lambda: nn.Sequential(nn.Unflatten(1, (3, 2)), LastState(2, 4, batch_first=True), nn.Linear(4, OUT)),
-    "gru": lambda: nn.Sequential(nn.Unflatten(1, (3, 2)), WideGRU(2, 4, batch_first=True), nn.Linear(12, OUT)),
+    "lstm": lambda: nn.Sequential(nn.Unflatten(1, (3, 2)), LastState(2, 4, batch_first=True),
+                                  nn.Linear(4, OUT)),
+    "gru": lambda: nn.Sequential(nn.Unflatten(1, (3, 2)), WideGRU(2, 4, batch_first=True),
+                                 nn.Linear(12, OUT)),
     # attention and recurrence
     "multi-head attention": lambda: head(Attention(), 12),
     "attention by hand": lambda: head(OwnAttention(), 12),
@@ -374,8 +376,9 @@ EXACT: dict[str, Callable[[], nn.Module]] = {
     "torch's rnn": lambda: recurrent(nn.RNN),
     # normalisation
     "batch norm": lambda: net(plus("norm"), norm=nn.BatchNorm1d(IN)),
-    "batch norm 3d": lambda: nn.Sequential(nn.Linear(IN, 16), nn.Unflatten(1, (2, 2, 2, 2)), nn.Conv3d(2, 2, 1),
-                                           nn.BatchNorm3d(2), nn.Flatten(), nn.Linear(16, OUT)),
+    "batch norm 3d": lambda: nn.Sequential(nn.Linear(IN, 16), nn.Unflatten(1, (2, 2, 2, 2)),
+                                           nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2), nn.Flatten(),
+                                           nn.Linear(16, OUT)),
     "batch norm over steps": lambda: net(
         lambda self, x: self.last(self.norm(self.first(x).reshape(-1, 2)).view(len(x), IN)),
         norm=nn.BatchNorm1d(2)),
@@ -400,8 +403,8 @@ EXACT: dict[str, Callable[[], nn.Module]] = {
     "bilinear": lambda: net(lambda self, x: self.both(self.first(x), x), both=nn.Bilinear(IN, IN, OUT)),
     "prelu": lambda: head(nn.PReLU(IN)),
     "convolution 2d": lambda: images(nn.Conv2d(4, 3, 3, padding="same"), nn.AdaptiveAvgPool2d(1), width=3),
-    "convolution 3d": lambda: nn.Sequential(nn.Linear(IN, 8), nn.Unflatten(1, (1, 2, 2, 2)), nn.Conv3d(1, 2, 2),
-                                            nn.Flatten(), nn.Linear(2, OUT)),
+    "convolution 3d": lambda: nn.Sequential(nn.Linear(IN, 8), nn.Unflatten(1, (1, 2, 2, 2)),
+                                            nn.Conv3d(1, 2, 2), nn.Flatten(), nn.Linear(2, OUT)),
     "transposed convolution": lambda: images(nn.ConvTranspose2d(4, 2, 2), nn.GELU(), width=18),
     "softmax": lambda: nn.Sequential(nn.Linear(IN, OUT), nn.LogSoftmax(1)),
     # buffers and hooks
@@ -499,7 +502,8 @@ class Counts(nn.Module):
         elif self.how == "list":
             self.log.append(len(x))
         elif self.training:
-            self.seen = x.mean(0).detach() if self.how == "last" else 0.9 * self.seen + 0.1 * x.mean(0).detach()
+            mean = x.mean(0).detach()
+            self.seen = mean if self.how == "last" else 0.9 * self.seen + 0.1 * mean
         return x if self.how in ("counter", "list") else x - self.seen
 
 
@@ -532,6 +536,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "counter": (lambda: head(Counts("counter")), r"layer '1' \(Counts\) keeps '1.seen'"),
     "list": (lambda: head(Counts("list")), r"layer '1' \(Counts\) keeps '1.log'"),
     "mean in an attribute": (lambda: head(Counts("mean")), r"layer '1' \(Counts\) keeps '1.seen'"),
+    "last batch in an attribute": (lambda: head(Counts("last")),
+                                   r"layer '1' \(Counts\) keeps '1.seen' of a training pass"),
     "attention over the batch": (lambda: net(lambda self, x: self.last(self.embed(
         self.layer(self.first(x)[:, None])[:, 0])), layer=nn.TransformerEncoderLayer(IN, 2, 8, dropout=0.0),
         embed=nn.Identity()), r"layer 'layer\b.*mixes the samples of a batch when it predicts"),
@@ -539,10 +545,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
                             "Net mixes the samples of a batch when it predicts"),
     "batch norm without statistics": (lambda: head(nn.BatchNorm1d(IN, track_running_stats=False)),
                                       "layer '1': BatchNorm needs track_running_stats"),
-    "renormed embedding": (lambda: embedding(max_norm=0.1), "layer 'table' .Embedding. writes 'table.weight'"),
+    "renormed embedding": (lambda: embedding(max_norm=0.1),
+                           r"layer 'table' \(Embedding\) writes 'table.weight'"),
     "complex parameter": (lambda: net(spectrum, filter=nn.Parameter(torch.ones(4, dtype=torch.complex64))),
                           "'filter' of the model is of torch.complex"),
-    "not differentiable": (lambda: net(lambda self, x: self.last(x).detach()), "cannot be trained by gradients"),
+    "not differentiable": (lambda: net(lambda self, x: self.last(x).detach()),
+                           "cannot be trained by gradients"),
     "fails in training": (lambda: net(lambda self, x: self.last(x) if not self.training else self.none(x)),
                           "fails in training.*none"),
     "not to be copied": (lambda: head(nn.utils.weight_norm(nn.Linear(IN, IN))), "cannot be copied"),

@@ -1,7 +1,7 @@
-"""Modules as people write them: what is trained is what plain PyTorch trains, or the module is refused by name.
+"""Modules as people write them: what is trained is what plain PyTorch trains, or it is refused by name.
 
-The reference is a loop over `nn.Module`s with `torch.optim.SGD`. It shares no code with descant: all batches are
-full ones, which are a client's rows in their order.
+The reference is a loop over `nn.Module`s with `torch.optim.SGD`. It shares no code with descant: all batches
+are full ones, which are a client's rows in their order.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ def plain(module: nn.Module, average: bool) -> list[nn.Module]:
                 optimizer.step()
         if average:
             states = [client.state_dict() for client in clients]
-            mean = {name: sum(s * float(n) / share.sum() for s, n in zip((each[name] for each in states), share,
-                                                                        strict=True))
+            mean = {name: sum(each[name] * (n / share.sum()) for each, n in zip(states, share, strict=True))
                     if tensor.is_floating_point() else tensor for name, tensor in states[0].items()}
             for client in clients:
                 client.load_state_dict(mean)
@@ -105,7 +104,8 @@ def compare(name: str, method: str, backend: str, **train: Any) -> None:
                 torch.testing.assert_close(dict(module.named_buffers())[key], buffer, rtol=1e-8, atol=1e-10)
     found = scored.personal.test[:, 0].tolist()
     np.testing.assert_allclose(found, expected_losses, rtol=1e-8)
-    np.testing.assert_allclose(found, losses(modules), rtol=1e-10)  # a personal model predicts what was scored
+    # and a personal model predicts what was scored
+    np.testing.assert_allclose(found, losses(modules), rtol=1e-10)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -232,8 +232,9 @@ def test_draws_that_are_answered_in_torch_s_place(name: str) -> None:
 
 def test_a_batchnorm_with_a_built_in_relu_keeps_it() -> None:
     """It trained and scored as if it had none, and came back with one."""
-    with_relu, without = (build(lambda norm=norm: nn.Sequential(nn.Linear(IN, IN), norm(IN), nn.Linear(IN, 3)))
-                          for norm in (NormReLU, nn.BatchNorm1d))
+    with_relu, without = (
+        build(lambda norm=norm: nn.Sequential(nn.Linear(IN, IN), norm(IN), nn.Linear(IN, 3)))
+        for norm in (NormReLU, nn.BatchNorm1d))
     without.load_state_dict(with_relu.state_dict())
     scores = []
     for module in (with_relu, without):
@@ -281,7 +282,8 @@ def test_a_run_s_personal_model_predicts_what_was_scored() -> None:
         run = descant.run(METHODS["localtrain"], federation=FEDERATION, model=build(EXACT[name]), rounds=2,
                           dtype="float64", backend="vectorised", eval={"every": 1}, **WORK)
         found = losses([run.personal_model(k, "last") for k in range(len(FEDERATION.names))])
-        assert run.history[-1]["personal"]["test"]["loss"]["mean"] == pytest.approx(np.nanmean(found), rel=1e-10)
+        scored = run.history[-1]["personal"]["test"]["loss"]["mean"]
+        assert scored == pytest.approx(np.nanmean(found), rel=1e-10)
 
 
 # -- refused, or told ------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """What a module's own code asks of torch that must not be answered by torch: BatchNorm and random numbers.
 
 A subclass of BatchNorm or Dropout with a `forward` of its own, `F.dropout` in the forward pass of a network,
-stochastic depth: all of them call functions of torch in the end. While `Calls` is open, those functions count only
-the rows that count, and draw from the stream of (seed, round, client, step). Every function that is called
-passes through here, which costs a few microseconds each, so that it is opened only for modules that were seen to
-need it (`trial.py`).
+stochastic depth: all of them call functions of torch in the end. While `Calls` is open, those functions look
+at the rows that count, and draw from the stream of (seed, round, client, step). Every function that is called
+passes through here, which costs a few microseconds each, so that it is opened only for modules that were
+seen to need it (`trial.py`).
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ Draw = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 def _made(draw: Draw) -> Callable[..., Any]:
     """`torch.rand(2, 3)` and its kind."""
     def made(context: Context, *size: Any, generator: Any = None, out: Any = None,
-             dtype: torch.dtype | None = None, requires_grad: bool = False, **ignored: Any) -> Any:
-        if context.key is None or generator is not None or out is not None or requires_grad or ignored.get("names"):
+             dtype: torch.dtype | None = None, requires_grad: bool = False, **others: Any) -> Any:
+        if context.key is None or generator is not None or out is not None or requires_grad:
             return NotImplemented
-        return draw(context.next_key(), _shape(ignored.pop("size", size)), dtype or torch.get_default_dtype())
+        return draw(context.next_key(), _shape(others.get("size", size)), dtype or torch.get_default_dtype())
 
     return made
 
@@ -74,7 +74,7 @@ def _made(draw: Draw) -> Callable[..., Any]:
 def _made_like(draw: Draw) -> Callable[..., Any]:
     """`torch.rand_like(x)` and its kind."""
     def made(context: Context, input: Tensor, *, dtype: torch.dtype | None = None, generator: Any = None,
-             requires_grad: bool = False, **ignored: Any) -> Any:
+             requires_grad: bool = False, **others: Any) -> Any:
         if context.key is None or generator is not None or requires_grad:
             return NotImplemented
         return draw(context.next_key(), tuple(input.shape), dtype or input.dtype)
@@ -83,7 +83,7 @@ def _made_like(draw: Draw) -> Callable[..., Any]:
 
 
 def _filled(draw: Draw) -> Callable[..., Any]:
-    """`x.uniform_(a, b)`, `x.normal_(mean, std)`: a draw, stretched; `low` and `high` mean what they do there."""
+    """`x.uniform_(from, to)` and `x.normal_(mean, std)`: a draw, stretched."""
     def filled(context: Context, x: Tensor, first: float | None = None, second: float = 1.0, *,
                generator: Any = None, **named: float) -> Any:
         if context.key is None or generator is not None:
@@ -96,15 +96,16 @@ def _filled(draw: Draw) -> Callable[..., Any]:
     return filled
 
 
-def _bernoulli(context: Context, input: Tensor, p: float | None = None, *, generator: Any = None, out: Any = None
-               ) -> Any:
+def _bernoulli(context: Context, input: Tensor, p: float | None = None, *, generator: Any = None,
+               out: Any = None) -> Any:
     if context.key is None or generator is not None or out is not None:
         return NotImplemented
     chance = input if p is None else p
     return (random.uniform(context.next_key(), tuple(input.shape), input.dtype) < chance).to(input.dtype)
 
 
-def _bernoulli_in_place(context: Context, x: Tensor, p: float | Tensor = 0.5, *, generator: Any = None) -> Any:
+def _bernoulli_in_place(context: Context, x: Tensor, p: float | Tensor = 0.5, *, generator: Any = None
+                        ) -> Any:
     if context.key is None or generator is not None:
         return NotImplemented
     return x.copy_(random.uniform(context.next_key(), tuple(x.shape), torch.float64) < p)

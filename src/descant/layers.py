@@ -89,7 +89,7 @@ def rewire(module: nn.Module) -> Context:
                 layer.forward = partial(_batch_norm, context, name, layer)  # type: ignore[method-assign]
         elif runs_own(layer, *DROPOUTS):
             assert isinstance(layer, _DropoutNd)
-            layer.forward = partial(_dropout, context, layer)  # type: ignore[method-assign]
+            layer.forward = partial(_dropout, context, layer)
             context.draws_needed = True
     return context
 
@@ -157,8 +157,8 @@ def _normalised(x: Tensor, rows: Tensor | None, mean: Tensor, var: Tensor, weigh
 def batch_norm(context: Context, x: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
                weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
                momentum: float = 0.1, eps: float = 1e-5) -> Any:
-    """`F.batch_norm` of the rows that count, where torch would not do. As torch does, it writes into the running
-    statistics."""
+    """`F.batch_norm` of the rows that count, where torch's own would not do. Like that, it writes into the
+    running statistics."""
     rows = context.rows(x) if training else None
     if not training or (running_mean is None and rows is None and len(x) > 1):
         return NotImplemented

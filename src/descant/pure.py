@@ -80,13 +80,13 @@ class Pure:
         return outputs, torch.cat([told[s.name].flatten() for s in self.layout.statistics])
 
     def _require_constants(self) -> None:
-        """Refuse a write that was not seen when the module was tried: it would be there for the next client."""
+        """Refuse a write that was not seen when the module was tried: the next client would find it."""
         for constant in self._constants:
             if constant.owner._buffers[constant.key] is not constant.tensor or (
                     constant.tensor._version != constant.version):
                 self._constants = _constants(self.module, self.layout)
-                raise UsageError(f"the forward pass wrote the buffer {constant.name!r} of the model, which it "
-                                 "did not do when it was tried: write it in every training pass, or never")
+                raise UsageError(f"the forward pass wrote the buffer {constant.name!r} of the model, which "
+                                 "it did not do when it was tried: write it in every training pass, or never")
 
 
 class _Constant(NamedTuple):
@@ -109,7 +109,7 @@ def _constants(module: nn.Module, layout: Layout) -> list[_Constant]:
 
 
 def is_counter(module: nn.Module, name: str) -> bool:
-    """Whether a buffer counts the batches of a normalisation, which nobody reads where there is a momentum."""
+    """Whether a buffer counts the batches of a normalisation, which with a momentum nobody reads."""
     path, _, key = name.rpartition(".")
     owner = module.get_submodule(path)
     return key == "num_batches_tracked" and isinstance(owner, _NormBase) and owner.momentum is not None

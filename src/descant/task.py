@@ -156,8 +156,8 @@ class ModuleTask(Task):
     """The task of an `nn.Module` with a loss on its outputs.
 
     The module is copied; its present parameters are the initial model. `loss` is a name or a callable
-    that gives one loss per sample (as torch losses do with `reduction="none"`). What else the module does than
-    to compute outputs is known after `check`, which every experiment begins with.
+    that gives one loss per sample (as torch losses do with `reduction="none"`). What the module does besides
+    computing outputs is known after `check`, which every experiment begins with.
     """
 
     layout: Layout
@@ -280,15 +280,16 @@ class ModuleTask(Task):
             found += regression_figures(tally[0], tally[2:])
         return torch.stack(found).to(self.dtype)
 
-    def check(self, federation: Federation) -> None:
+    def check(self, federation: Federation, *, ours: bool = False) -> None:
         """Try some samples, so that a misfit of model, loss and data is told before training; see what else
-        the module does (`trial.py`); and whether the outputs of a user's own loss can be scored as a
-        regression."""
+        the module does (`trial.py`; nothing, if it is one of `ours`); and whether the outputs of a user's own
+        loss can be scored as a regression."""
         shape, kind = tuple(federation.x.shape[1:]), federation.x.dtype
         if self.loss_name == "binary_cross_entropy" and federation.classes not in (None, 1, 2):
             raise UsageError(f"the loss binary_cross_entropy is for two classes, and the data has "
                              f"{federation.classes}: use cross_entropy")
-        batch = Batch(inputs(federation.x[:2], self.dtype).clone(), federation.y[:2])  # it may be written into
+        # a copy, because some modules write into their inputs
+        batch = Batch(inputs(federation.x[:2], self.dtype).clone(), federation.y[:2])
         n = len(batch.x)
         try:
             outputs = self.predict(self.init(), batch.x)
@@ -314,7 +315,9 @@ class ModuleTask(Task):
                              'it must give one loss per sample (reduction="none")')
         if self.classes is None and batch.y.is_floating_point() and outputs.numel() == batch.y.numel():
             self.metric_names = ("loss", *REGRESSION)
-        if self._chain is None or self._eval_chain is None:
+        if ours:
+            self._prepare(self.layout, Habits(known=True, calls=False))
+        elif self._chain is None or self._eval_chain is None:
             self._try_out(federation)
 
     def _try_out(self, federation: Federation) -> None:
@@ -407,7 +410,7 @@ def _of_vmap(error: Exception) -> str:
     """What keeps clients from being run together, in few words."""
     text = first_line(error)
     if "data-dependent control flow" in text:
-        return "the forward pass of the model branches by the values of tensors (if, .item()); torch's vmap cannot"
+        return "the forward pass branches by the values of tensors (if, .item()), and torch's vmap cannot"
     if rule := re.search(r"batching rule for (\S+?)\.? ", f"{text} "):
         return f"torch's vmap has no rule for {rule[1]}, which the model uses"
     return f"torch's vmap: {text.split('. ')[0]}"

@@ -1,13 +1,15 @@
 """A user's module is tried before it is trained: what it does besides computing outputs.
 
-Clients share one copy of a module, may be run together, and are padded to a common shape. A forward pass that
-writes buffers, draws random numbers, remembers or mixes samples would let a client's rows reach another's model.
-So it is run on a few samples, in training and in prediction, and watched. Buffers that it writes become
-statistics; what can be made right is (`pure.py`); what cannot is refused, with the name of the layer.
+Clients share one copy of a module, may be run together, and are padded to a common shape. A forward pass
+that writes buffers, draws random numbers, remembers or mixes samples would let a client's rows reach
+another's model. So it is run on a few samples, in training and in prediction, and watched. Buffers that it
+writes become statistics; what can be made right is (`pure.py`); what cannot is refused, with the name of the
+layer.
 """
 
 from __future__ import annotations
 
+import pickle
 import random as python_random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,8 +118,8 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 _GENERATORS: dict[str, Callable[[], bytes]] = {
     "torch": lambda: torch.get_rng_state().numpy().tobytes(),
-    "numpy": lambda: repr(np.random.get_state()[1:]).encode() + np.random.get_state()[1].tobytes(),  # type: ignore[index]
-    "Python": lambda: repr(python_random.getstate()).encode(),
+    "numpy": lambda: pickle.dumps(np.random.get_state()),
+    "Python": lambda: pickle.dumps(python_random.getstate()),
 }
 
 
@@ -142,15 +144,16 @@ def _watched_generators() -> Iterator[set[str]]:
 def _require_prediction(module: nn.Module, dtype: torch.dtype, x: Tensor, seen: _Watched) -> None:
     """Predictions are a function of a sample and a model: nothing is written, drawn, or mixed."""
     for name in seen.changed:
-        raise UsageError(f"{_owner(module, name)} writes {name!r} also when it predicts, so that a model would "
-                         "change by being scored: write it only `if self.training`")
+        raise UsageError(f"{_owner(module, name)} writes {name!r} also when it predicts, so that a model "
+                         "would change by being scored: write it only `if self.training`")
     if seen.drew:
         _refuse_draws(module, dtype, x, seen, train=False)
     few = _run(lambda: copied(module, dtype).eval()(x[:REAL].clone()), False)
     if isinstance(few, Tensor) and isinstance(seen.outputs, Tensor) and not _agree(seen.outputs[:REAL], few):
         raise UsageError(f"{_mixer(module, dtype, x)} mixes the samples of a batch when it predicts, so that "
-                         "predictions depend on who else is in the batch: make the outputs of a sample depend "
-                         "on that sample alone (samples are the first axis: is a batch_first=True missing?)")
+                         "predictions depend on who else is in the batch: make the outputs of a sample "
+                         "depend on that sample alone (samples are the first axis: is a batch_first=True "
+                         "missing?)")
 
 
 def _written(module: nn.Module, changed: list[str]) -> list[str]:
@@ -158,8 +161,8 @@ def _written(module: nn.Module, changed: list[str]) -> list[str]:
     tensors, written = _tensors(module), []
     for name in changed:
         if name not in tensors:
-            raise UsageError(f"{_owner(module, name)} makes the new parameter or buffer {name!r} in its forward "
-                             "pass: make it in __init__, or call the model once before handing it over")
+            raise UsageError(f"{_owner(module, name)} makes the new parameter or buffer {name!r} in its "
+                             "forward pass: make it in __init__, or call the model once beforehand")
         if isinstance(tensors[name], nn.Parameter):
             raise UsageError(f"{_owner(module, name)} writes its own parameter {name!r} in its forward pass, "
                              "outside of what is differentiated (as nn.Embedding does with max_norm): leave "
@@ -168,25 +171,26 @@ def _written(module: nn.Module, changed: list[str]) -> list[str]:
             continue
         if not tensors[name].is_floating_point():
             raise UsageError(f"{_owner(module, name)} writes its buffer {name!r} of {tensors[name].dtype} in "
-                             "its forward pass: each client has its own, and what the server averages must be "
-                             "real numbers; make it one of real numbers, or leave it out")
+                             "its forward pass: each client has its own, and what the server averages must "
+                             "be real numbers; make it one of real numbers, or leave it out")
         written.append(name)
     return written
 
 
-def _refuse_draws(module: nn.Module, dtype: torch.dtype, x: Tensor, seen: _Watched, *, train: bool) -> NoReturn:
+def _refuse_draws(module: nn.Module, dtype: torch.dtype, x: Tensor, seen: _Watched, *, train: bool
+                  ) -> NoReturn:
     whose = sorted(seen.drew - {"torch"} if train else seen.drew)[0]
     where = _drawer(copied(module, dtype).train(train), x, whose, train)
     if not train:
-        raise UsageError(f"{where} draws random numbers when it predicts, so that no score could be repeated: "
-                         "draw only `if self.training` (of F.dropout, give it training=self.training)")
+        raise UsageError(f"{where} draws random numbers when it predicts, so that no score could be "
+                         "repeated: draw only `if self.training` (give F.dropout training=self.training)")
     raise UsageError(f"{where} draws random numbers from {whose}'s generator, which all clients would share: "
                      "draw with torch")
 
 
 def _require_same(module: nn.Module, dtype: torch.dtype, layout: Layout, seen: _Watched, outputs: Any,
                   stats: Tensor) -> None:
-    """What is trained is the module that was given: outputs and buffers after a pass are those of a plain call."""
+    """What is trained is the module that was given: outputs and buffers are those of a plain call."""
     after = layout.flatten(seen.module, dtype).stats
     if not (isinstance(outputs, Tensor) and isinstance(seen.outputs, Tensor)
             and _agree(outputs, seen.outputs) and _agree(stats, after)):
@@ -197,7 +201,7 @@ def _require_same(module: nn.Module, dtype: torch.dtype, layout: Layout, seen: _
 
 def _require_training_to_be_over(module: nn.Module, dtype: torch.dtype, x: Tensor, predicted: _Watched,
                                  trained: _Watched) -> None:
-    """What training leaves to prediction is in parameters and buffers: with these put back, it is as before."""
+    """What training leaves to prediction is in parameters and buffers: put back, they leave nothing."""
     with torch.no_grad():
         for name, tensor in _tensors(module).items():
             path, _, key = name.rpartition(".")
@@ -206,30 +210,29 @@ def _require_training_to_be_over(module: nn.Module, dtype: torch.dtype, x: Tenso
     after = _run(lambda: trained.module.eval()(x.clone()), False)
     if not _agree(after, predicted.outputs):
         left = _differences(trained.module, copied(module, dtype).eval())
-        what = f"{_owner(module, left[0])} keeps {left[0]!r}" if left else f"{_called('', module)} keeps something"
-        raise UsageError(f"{what} of a training pass for its predictions, which no file or message would hold: "
-                         "keep it in a buffer of real numbers (register_buffer)")
+        where, what = (_owner(module, left[0]), repr(left[0])) if left else (_called("", module), "something")
+        raise UsageError(f"{where} keeps {what} of a training pass for its predictions, which no file or "
+                         "message would hold: keep it in a buffer of real numbers (register_buffer)")
 
 
 def _remembers(module: nn.Module, layout: Layout, dtype: torch.dtype, habits: Habits, x: Tensor, train: bool
                ) -> bool:
     """Whether a pass leaves something behind in attributes; refused if a later pass depends on that."""
-    key, once = torch.tensor(KEY), []
-    copies = [Pure(module, layout, dtype, train=train, habits=habits) for _ in range(3)]
-    model = layout.flatten(copies[0].module, dtype)
-    _run(lambda: copies[0](model, x.flip(0), None, key), train)  # somebody else's samples
-    for pure in copies[:2]:
-        once.append(_run(lambda pure=pure: pure(model, x.clone(), None, key), train))
-    for name in _differences(copies[0].module, copies[1].module):
-        raise UsageError(f"{_owner(module, name)} keeps {name!r} from one forward pass to the next, so that one "
-                         "client's samples would reach another's model: keep it in a buffer of real numbers "
-                         "(register_buffer), which each client has for itself, or not at all")
-    (out, stats), (expected, stats_expected) = once
+    key = torch.tensor(KEY)
+    late, early, fresh = (Pure(module, layout, dtype, train=train, habits=habits) for _ in range(3))
+    model = layout.flatten(fresh.module, dtype)
+    _run(lambda: late(model, x.flip(0), None, key), train)  # somebody else's samples
+    out, stats = _run(lambda: late(model, x.clone(), None, key), train)
+    expected, stats_expected = _run(lambda: early(model, x.clone(), None, key), train)
+    for name in _differences(late.module, early.module):
+        raise UsageError(f"{_owner(module, name)} keeps {name!r} from one forward pass to the next, so that "
+                         "one client's samples would reach another's model: keep it in a buffer of real "
+                         "numbers (register_buffer), which each client has for itself, or not at all")
     if not (_agree(out, expected) and _agree(stats, stats_expected)):
         raise UsageError(f"the model {type(module).__name__} gives other outputs in its second forward pass "
                          "than in its first, on the same samples: what it keeps must be in a buffer "
                          "(register_buffer)")
-    return bool(_differences(copies[1].module, copies[2].module))
+    return bool(_differences(early.module, fresh.module))
 
 
 def _why_alone(pure: Pure, dtype: torch.dtype, x: Tensor) -> str | None:
@@ -328,17 +331,29 @@ def _drawer(plain: nn.Module, x: Tensor, whose: str, train: bool) -> str:
 
 def _mixer(module: nn.Module, dtype: torch.dtype, x: Tensor) -> str:
     """The first layer whose outputs for a sample depend on the others."""
-    seen: list[list[tuple[str, Any, Any]]] = []
-    for rows in (x, x[:REAL]):
-        plain, calls = copied(module, dtype).eval(), []
-        for name, layer in plain.named_modules():
-            layer.register_forward_hook(lambda layer, given, out, name=name, calls=calls: calls.append(
-                (_called(name, layer), given[0] if given else None, out)))
-        _run(lambda plain=plain, rows=rows: plain(rows.clone()), False)
-        seen.append(calls)
-    for (where, given, out), (_, given_few, few) in zip(*seen, strict=False):
-        pairs = [(given, given_few), (out, few)]
-        if all(isinstance(t, Tensor) and len(t) == n for pair in pairs for t, n in zip(pair, (ROWS, REAL))
-               ) and _agree(given[:REAL], given_few) and not _agree(out[:REAL], few):
-            return where
+    for many, few in zip(_calls(module, dtype, x), _calls(module, dtype, x[:REAL]), strict=False):
+        if all(isinstance(t, Tensor) and t.dim() and len(t) == n
+               for call, n in ((many, ROWS), (few, REAL)) for t in (call.given, call.out)) and (
+                _agree(many.given[:REAL], few.given) and not _agree(many.out[:REAL], few.out)):
+            return many.where
     return _called("", module)
+
+
+class _Call(NamedTuple):
+    """A call of a layer."""
+
+    where: str
+    given: Any
+    out: Any
+
+
+def _calls(module: nn.Module, dtype: torch.dtype, x: Tensor) -> list[_Call]:
+    """The calls of the layers of a module in prediction, as they come to their ends."""
+    plain = copied(module, dtype).eval()
+    found: list[_Call] = []
+    for name, layer in plain.named_modules():
+        def done(layer: nn.Module, given: Any, out: Any, name: str = name) -> None:
+            found.append(_Call(_called(name, layer), given[0] if given else None, out))
+        layer.register_forward_hook(done)
+    _run(lambda: plain(x.clone()), False)
+    return found

@@ -126,7 +126,8 @@ def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
             return tensor.to(dtype)
         return tensor.to(dtype.to_complex()) if tensor.is_complex() else tensor
 
-    return module._apply(converted)
+    module._apply(converted)
+    return module
 
 
 def _slices(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[Slice, ...]:

@@ -12,6 +12,7 @@ from descant import random
 from descant.errors import DescantError, UsageError
 from descant.handover.manifest import Manifest, read_manifest, read_tensors
 from descant.models import ModelSpec, NetworkSpec
+from descant.vector import cast
 
 
 class OnRows(nn.Module):
@@ -51,7 +52,7 @@ class OnRows(nn.Module):
         if self._dtype == torch.float32:
             return self
         made = copy.deepcopy(self)
-        made.network.float()
+        cast(made.network, torch.float32)
         made._dtype = torch.float32
         return made
 
@@ -94,7 +95,7 @@ def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | 
                          "several parts, which are in the file under their names")
     if module is None:
         module = _made(manifest, where)
-    network = copy.deepcopy(module).to(manifest.torch_dtype)
+    network = cast(copy.deepcopy(module), manifest.torch_dtype)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
