@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from descant.layers import Context, dropped, moments_of_batch
+from descant.layers import Context, dropped, moments_of_batch, runs_own
 from descant.network import Network, Shaped
 from descant.vector import Layout
 
@@ -285,7 +285,7 @@ class Chain:
         """The chain that a module is; None if it is none, or if any of its layers is not known here."""
         at = {s.name: k for k, s in enumerate(layout.parameters)}
         chain = cls(layout)
-        for name, leaf in _leaves(module):
+        for name, leaf in leaves(module):
             layer = None if leaf is None else _known(leaf, name)
             if layer is None:
                 return None
@@ -337,36 +337,44 @@ class Chain:
                 for part, shape in zip(parts, self._shapes, strict=True)]
 
 
-def _leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module | None]]:
+def leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module | None]]:
     """The layers of a chain in their order; None where the module does something else between them."""
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+    if _has_hooks(module):
         yield name, None
-    elif type(module) is nn.Sequential or type(module) is Network:
+    elif type(module) in (nn.Sequential, Network) and runs_own(module, type(module)):
         for part, child in module._modules.items():
             assert child is not None
-            yield from _leaves(child, f"{name}.{part}" if name else part)
+            yield from leaves(child, f"{name}.{part}" if name else part)
     else:
         yield name, module
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+                or module._backward_pre_hooks)
 
 
 def _known(layer: nn.Module, name: str) -> Layer | None:
     """The layer as it is written here, if it is; subclasses may do anything."""
     kind = type(layer)
-    if kind is nn.Linear:
-        return Linear(layer)  # type: ignore[arg-type]
+    if not runs_own(layer, kind):  # its forward pass was replaced
+        return None
+    if isinstance(layer, nn.Linear) and kind is nn.Linear:
+        return Linear(layer)
     if isinstance(layer, nn.Conv1d | nn.Conv2d) and kind in (nn.Conv1d, nn.Conv2d):
         return Convolution(layer) if layer.padding_mode == "zeros" and type(layer.padding) is tuple else None
     if isinstance(layer, nn.MaxPool1d | nn.MaxPool2d) and kind in (nn.MaxPool1d, nn.MaxPool2d):
         return None if layer.return_indices else MaxPool(layer)
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and kind in (nn.BatchNorm1d, nn.BatchNorm2d):
         return BatchNorm(layer, name)
-    if isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d):
+    if isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d) and kind in (nn.Dropout, nn.Dropout1d,
+                                                                                nn.Dropout2d):
         return Dropout(layer)
-    if isinstance(layer, nn.LeakyReLU) and layer.negative_slope > 0:
+    if isinstance(layer, nn.LeakyReLU) and kind is nn.LeakyReLU and layer.negative_slope > 0:
         return LeakyReLU(layer.negative_slope)
-    if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
+    if isinstance(layer, nn.Flatten) and kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
         return Reshape(-1)
-    if isinstance(layer, Shaped):
+    if isinstance(layer, Shaped) and kind is Shaped:
         return Reshape(*layer.shape)
     return _PLAIN[kind]() if kind in _PLAIN else None
 

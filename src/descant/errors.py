@@ -20,3 +20,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UsageError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names) or 'none'}")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -44,6 +44,13 @@ def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return ((bits >> 40) & 0xFFFFFF).to(dtype).mul(2.0**-24).reshape(*key.shape, *shape)
 
 
+def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Standard normal numbers that are a pure function of `key`, by the inverse of their distribution."""
+    # 2^24 values, each in the middle of its share of (0, 1): all finite
+    found: Tensor = torch.special.ndtri(uniform(key, shape, torch.float64) + 2.0**-25)
+    return found.to(dtype)
+
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
+import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -11,12 +12,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import grad, vmap
 
 from descant import meter, random
-from descant.chain import Chain
-from descant.errors import UsageError, unknown
-from descant.layers import Context, rewire
+from descant.chain import leaves
+from descant.errors import UsageError, first_line, unknown
+from descant.layers import Context
 from descant.lift import is_transformed, over_clients
 from descant.losses import LOSSES, SLOPED, Loss, LossName
 from descant.metrics import (
@@ -30,8 +31,10 @@ from descant.metrics import (
     tally_losses,
     tally_regression,
 )
-from descant.network import Network
 from descant.pool import Federation
+from descant.pure import Habits, Pure, copied
+from descant.tree import stack, take
+from descant.trial import REAL, ROWS, samples, tried
 from descant.vector import Layout, Model
 
 
@@ -100,6 +103,11 @@ class Task(ABC):
         """The figures of outputs on a whole split."""
         return self.figures(self.tally(outputs, batch))
 
+    @property
+    def alone(self) -> str | None:
+        """Why clients cannot be run together; None where they can."""
+        return None
+
     def move_to(self, device: torch.device) -> None:  # noqa: B027 - most tasks have nothing to move
         """Move what is neither learned nor given with a call, such as frozen parameters."""
 
@@ -153,15 +161,14 @@ class ModuleTask(Task):
     """The task of an `nn.Module` with a loss on its outputs.
 
     The module is copied; its present parameters are the initial model. `loss` is a name or a callable
-    that gives one loss per sample (as torch losses do with `reduction="none"`).
+    that gives one loss per sample (as torch losses do with `reduction="none"`). What the module does besides
+    computing outputs is known after `check`, which every experiment begins with.
     """
 
     layout: Layout
 
     def __init__(self, module: nn.Module, loss: LossName | Loss, *, classes: int | None = None,
                  dtype: torch.dtype = torch.float32) -> None:
-        self.layout = Layout.of(module)
-        self.dim = self.layout.dim
         self.dtype = dtype
         self.loss_name = loss if isinstance(loss, str) else getattr(loss, "__name__", "custom")
         self.classes = classes
@@ -173,14 +180,18 @@ class ModuleTask(Task):
         self._sloped = SLOPED[loss] if isinstance(loss, str) else None
         kind = CLASSIFICATION if self.classes is not None else REGRESSION if loss == "mse" else ()
         self.metric_names = ("loss", *kind)
-        self._module = copy.deepcopy(module)
-        self._train = copy.deepcopy(module).to(dtype).train()
-        self._eval = copy.deepcopy(module).to(dtype).eval()
-        self._context: Context = rewire(self._train)
-        self._quiet: Context = rewire(self._eval)
-        self.draws = self._context.draws_needed
-        self._chain = Chain.of(self._train, self.layout)
-        self._eval_chain = Chain.of(self._eval, self.layout)
+        self._module = copied(module)
+        self._why_alone: str | None = None
+        self._sample: Batch | None = None  # of several samples, to try things on
+        self._prepare(Layout.of(module), Habits())
+
+    def _prepare(self, layout: Layout, habits: Habits) -> None:
+        """Make what is run of what is known of the module."""
+        self.layout, self.dim = layout, layout.dim
+        self._train = Pure(self._module, layout, self.dtype, train=True, habits=habits)
+        self._eval = Pure(self._module, layout, self.dtype, train=False, habits=habits)
+        self.draws = self._train.context.draws_needed
+        self._chain, self._eval_chain = self._train.chain, self._eval.chain
 
     def init(self) -> Model:
         return self.layout.flatten(self._module, self.dtype)
@@ -199,15 +210,14 @@ class ModuleTask(Task):
     @cached_property
     def is_linear(self) -> bool:
         """Whether the outputs are those of one linear layer on the flattened samples."""
-        leaves = [type(m) for m in self._module.modules() if not isinstance(m, nn.Sequential | Network)]
-        return leaves.count(nn.Linear) == 1 and {*leaves} <= {nn.Linear, nn.Flatten, nn.Identity}
+        kinds = [type(leaf) for _, leaf in leaves(self._module) if type(leaf) is not nn.Identity]
+        return self._chain is not None and kinds[-1:] == [nn.Linear] and {*kinds[:-1]} <= {nn.Flatten}
 
     def losses(self, model: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor]:
         if not train:
             return self._loss(self.predict(model, batch.x), batch.y), model.stats
-        with self._context.of_pass(batch.weight, batch.key, self.layout.running(model.stats)) as context:
-            outputs = functional_call(self._train, self.layout.views(model), (batch.x,))
-            return self._loss(outputs, batch.y), self._stats(context, model.stats)
+        outputs, stats = self._train(model, batch.x, batch.weight, batch.key)
+        return self._loss(outputs, batch.y), stats
 
     def _gradient(self, model: Model, batch: Batch) -> Gradient:
         if self._chain is not None and self._sloped is not None:
@@ -222,7 +232,7 @@ class ModuleTask(Task):
         """The losses, gradients and new statistics (if any) of clients; every tensor has a row for each."""
         assert self._chain is not None
         running = {} if stats is None else self.layout.running(stats)
-        with self._context.of_pass(weight, key, running) as context:
+        with self._train.context.of_pass(weight, key, running) as context:
             found = self._chain.gradient(theta, x, context, partial(self._mean_slopes, y, weight))
             return found if stats is None else (*found, self._stats(context, stats))
 
@@ -245,18 +255,17 @@ class ModuleTask(Task):
             found = over_clients(self._predict_by_hand, *model, x)
             if found is not None:
                 return found[0]
-        with self._quiet.of_pass(None, None, self.layout.running(model.stats)):
-            outputs: Tensor = functional_call(self._eval, self.layout.views(model), (x,))
+        outputs: Tensor = self._eval(model, x)[0]
         return outputs
 
     def _predict_by_hand(self, theta: Tensor, stats: Tensor, x: Tensor) -> tuple[Tensor]:
         assert self._eval_chain is not None
-        with self._quiet.of_pass(None, None, self.layout.running(stats)) as context:
+        with self._eval.context.of_pass(None, None, self.layout.running(stats)) as context:
             return (self._eval_chain.outputs(theta, x, context),)
 
     def module(self, model: Model) -> nn.Module:
         """An ordinary module with this model's parameters, as the user's own code expects it."""
-        return self.layout.load(copy.deepcopy(self._module).to(self.dtype), model).eval()
+        return self.layout.load(copied(self._module, self.dtype), model).eval()
 
     def tally(self, outputs: Tensor, batch: Batch) -> Tensor:
         losses = tally_losses(self._loss(outputs, batch.y), batch.weight)
@@ -282,14 +291,16 @@ class ModuleTask(Task):
             found += regression_figures(tally[0], tally[2:])
         return torch.stack(found).to(self.dtype)
 
-    def check(self, federation: Federation) -> None:
-        """Try two samples, so that a misfit of model, loss and data is told before training; and see
-        whether the outputs of a user's own loss can be scored as a regression."""
+    def check(self, federation: Federation, *, ours: bool = False) -> None:
+        """Try some samples, so that a misfit of model, loss and data is told before training; see what else
+        the module does (`trial.py`; nothing, if it is one of `ours`); and whether the outputs of a user's own
+        loss can be scored as a regression."""
         shape, kind = tuple(federation.x.shape[1:]), federation.x.dtype
         if self.loss_name == "binary_cross_entropy" and federation.classes not in (None, 1, 2):
             raise UsageError(f"the loss binary_cross_entropy is for two classes, and the data has "
                              f"{federation.classes}: use cross_entropy")
-        batch = Batch(inputs(federation.x[:2], self.dtype), federation.y[:2])
+        # a copy, because some modules write into their inputs
+        batch = Batch(inputs(federation.x[:2], self.dtype).clone(), federation.y[:2])
         n = len(batch.x)
         try:
             outputs = self.predict(self.init(), batch.x)
@@ -297,7 +308,7 @@ class ModuleTask(Task):
             tokens = "" if batch.x.is_floating_point() else (
                 f" (whole numbers, {kind}, are taken for tokens: make them float if they are features)")
             raise UsageError(f"the model does not accept the data's samples of shape {shape}{tokens}: "
-                             f"{_first_line(error)}") from None
+                             f"{first_line(error)}") from None
         if not isinstance(outputs, Tensor):
             raise UsageError(f"the model returns a {type(outputs).__name__}: it must return one tensor")
         per_class = self.loss_name == "cross_entropy"
@@ -309,12 +320,58 @@ class ModuleTask(Task):
         except Exception as error:
             raise UsageError(f"the loss {self.loss_name} does not fit outputs of shape "
                              f"{tuple(outputs.shape)} and targets of shape {tuple(batch.y.shape)}: "
-                             f"{_first_line(error)}") from None
+                             f"{first_line(error)}") from None
         if losses.shape != (n,):
             raise UsageError(f"the loss {self.loss_name} gives shape {tuple(losses.shape)} for {n} samples: "
                              'it must give one loss per sample (reduction="none")')
         if self.classes is None and batch.y.is_floating_point() and outputs.numel() == batch.y.numel():
             self.metric_names = ("loss", *REGRESSION)
+        if ours:
+            self._prepare(self.layout, Habits(known=True, calls=False))
+        elif self._chain is None or self._eval_chain is None:
+            self._try_out(federation)
+
+    def _try_out(self, federation: Federation) -> None:
+        """Learn what the module does besides computing outputs, or refuse it."""
+        x = inputs(samples(federation.x), self.dtype)
+        found = tried(self._module, self.dtype, x)
+        self._prepare(found.layout, found.habits)
+        self.draws, self._why_alone = found.draws, found.alone
+        y = federation.y[torch.linspace(0, len(federation.y) - 1, ROWS).long()]
+        self._sample = Batch(x, y, torch.ones(ROWS, dtype=torch.bool), torch.tensor(0))
+        try:
+            with torch.no_grad():
+                self._gradient(self.init(), self._sample)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(f"the model cannot be trained by gradients: {first_line(error)}") from None
+
+    @property
+    def alone(self) -> str | None:
+        if self._why_alone is None and self._sample is not None:
+            self._why_alone, self._sample = self._unlike_together(self._sample), None
+        return self._why_alone
+
+    def _unlike_together(self, batch: Batch) -> str | None:
+        """Why two clients, one of them with fewer samples, cannot be run together."""
+        other = Batch(batch.x.flip(0), batch.y, torch.arange(ROWS) < REAL, torch.tensor(1))
+        batches = stack([batch, other])
+        model = self.init()
+        models = stack([model, model._replace(theta=model.theta * 1.01)])
+        with torch.no_grad(), warnings.catch_warnings():
+            # what torch can only do for one client after the other is no faster than we are
+            warnings.filterwarnings("error", "There is a performance drop")
+            try:
+                together = vmap(self._gradient)(models, batches)
+            except Exception as error:
+                return _of_vmap(error)
+            for k in range(2):
+                each = self._gradient(take(models, k), take(batches, k))
+                if not all(torch.allclose(a, b, rtol=1e-2, atol=1e-4, equal_nan=True)
+                           for a, b in zip(take(together, k), each, strict=True)):
+                    return "the model comes to other results where torch's vmap runs it for several clients"
+        return None
 
 
 class FunctionTask(Task):
@@ -360,8 +417,14 @@ def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _of_vmap(error: Exception) -> str:
+    """What keeps clients from being run together, in few words."""
+    text = first_line(error)
+    if "data-dependent control flow" in text:
+        return "the forward pass branches by the values of tensors (if, .item()), and torch's vmap cannot"
+    if rule := re.search(r"batching rule for (\S+?)\.? ", f"{text} "):
+        return f"torch's vmap has no rule for {rule[1]}, which the model uses"
+    return f"torch's vmap: {text.split('. ')[0]}"
 
 
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:

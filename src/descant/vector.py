@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from descant.errors import UsageError
 
 
 class Model(NamedTuple):
-    """What a client can predict with: the parameters, and the running statistics of BatchNorm.
+    """What a client can predict with: the parameters, and the running statistics of BatchNorm and the like.
 
     Algorithms act on `theta`. `stats` (often of length zero) is never trained: it travels with the
     model that made it and is averaged with that model's weight; norms and proximal terms ignore it.
@@ -41,14 +41,15 @@ class Layout:
     """The named slices of a module's vector of parameters and of its vector of statistics.
 
     Parameters are those with `requires_grad`; statistics are the running means and variances of
-    BatchNorm layers. Frozen parameters and other buffers are constants: they stay in the module.
+    BatchNorm layers, and what other buffers are `written` by a forward pass in training. Frozen parameters
+    and all other buffers are constants: they stay in the module.
     """
 
     parameters: tuple[Slice, ...]
     statistics: tuple[Slice, ...]
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
+    def of(cls, module: nn.Module, written: Collection[str] = ()) -> Layout:
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             if is_lazy(tensor):
                 raise UsageError(f"{name!r} of the model is not initialised yet (a lazy layer): "
@@ -56,11 +57,17 @@ class Layout:
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not trained:
             raise UsageError(f"the model {type(module).__name__} has no trainable parameters")
+        for name, parameter in trained.items():
+            if not parameter.is_floating_point():
+                raise UsageError(f"{name!r} of the model is of {parameter.dtype}: models are vectors of real "
+                                 "numbers; make it two parameters, real and imaginary part, and put them "
+                                 "together with torch.complex")
         running = {
             f"{prefix}.{name}" if prefix else name: getattr(layer, name)
             for prefix, layer in module.named_modules() if isinstance(layer, _BatchNorm)
             for name in ("running_mean", "running_var") if getattr(layer, name) is not None
         }
+        running |= {name: buffer for name, buffer in module.named_buffers() if name in written}
         return cls(_slices(module, trained), _slices(module, running))
 
     @property
@@ -110,6 +117,17 @@ class Layout:
             for s in hits:
                 mask[s.start : s.stop] = True
         return mask
+
+
+def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module itself, its numbers in this precision. `module.to` would drop imaginary parts."""
+    def converted(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return tensor.to(dtype)
+        return tensor.to(dtype.to_complex()) if tensor.is_complex() else tensor
+
+    module._apply(converted)
+    return module
 
 
 def _slices(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[Slice, ...]:

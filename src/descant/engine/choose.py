@@ -91,6 +91,10 @@ def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
     measured: list[Measured] = []
     notes: list[str] = []
     name: str = train.backend
+    if name != "loop" and chunk > 1 and (why := work.task.alone) is not None:
+        chunk = 1
+        if name == "vectorised":
+            notes.append(f"the clients are run one by one: {why}")
     if name == "processes" and train.chunk is None:
         chunk = min(chunk, -(-cohort // workers))  # something for every worker
     if name != "loop":
@@ -184,9 +188,9 @@ def measure(training: Training, forms: Templates, cohort: int, chunk: int, worke
 def _can_be_vectorised(training: Training, probe: Work) -> bool:
     """Whether clients run together come out as they do alone, up to rounding.
 
-    A module that mixes the samples of a batch in a way that `layers` does not know of, or draws random
-    numbers of its own, is right in the loop only. Padding brings it to light, so the smallest, a middle
-    and the largest client are tried.
+    What a module does that is right in the loop only was seen when it was tried (`task.alone`), on a few
+    samples; here the method's own work is, on real batches. Padding brings most to light, so the smallest,
+    a middle and the largest client are tried.
     """
     by_size = np.argsort(probe.federation.train.sizes[: probe.federation.population], kind="stable")
     clients = np.unique(by_size[[0, len(by_size) // 2, -1]])

@@ -104,7 +104,7 @@ class Work:
         return outcome._replace(seconds=time.perf_counter() - start)
 
     def _execute(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
-        if len(clients) > 1:
+        if len(clients) > 1 and self.task.alone is None:
             try:
                 values, meter = self._together(job, clients, number, message, states)
                 if wrong := _misfit(take(values, 0), self.templates.get(job)):

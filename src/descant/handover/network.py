@@ -14,6 +14,7 @@ from descant.handover.manifest import Manifest, read_manifest, read_tensors
 from descant.models import ModelSpec, NetworkSpec
 from descant.permit import Allowed, Permit, opened
 from descant.place import require_permitted
+from descant.vector import cast
 
 
 class OnRows(nn.Module):
@@ -53,7 +54,7 @@ class OnRows(nn.Module):
         if self._dtype == torch.float32:
             return self
         made = copy.deepcopy(self)
-        made.network.float()
+        cast(made.network, torch.float32)
         made._dtype = torch.float32
         return made
 
@@ -98,7 +99,7 @@ def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | 
                          "several parts, which are in the file under their names")
     if module is None:
         module = _made(manifest, where, opened(allow))
-    network = copy.deepcopy(module).to(manifest.torch_dtype)
+    network = cast(copy.deepcopy(module), manifest.torch_dtype)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:

@@ -114,9 +114,12 @@ def make_task(
     if isinstance(model, Task | TaskSpec):
         if loss is not None:
             raise UsageError("this model has a loss of its own: leave `loss` out")
+        if isinstance(model, ModuleTask):
+            model.check(federation)
         return model if isinstance(model, Task) else model.task(federation, dtype)
     if isinstance(loss, str) and loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
+    ours = isinstance(model, NetworkSpec) and not isinstance(model, OwnModel)
     if isinstance(model, NetworkSpec):
         facts = Facts.of(federation, loss)
         with torch.random.fork_rng(devices=[]):
@@ -130,5 +133,5 @@ def make_task(
         raise UsageError(f"the model must be a name, an nn.Module or a Task, not {type(model).__name__}")
     loss = loss or default_loss(federation.classes)
     task = ModuleTask(model, loss, classes=federation.classes, dtype=dtype)
-    task.check(federation)
+    task.check(federation, ours=ours)
     return task
