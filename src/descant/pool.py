@@ -42,6 +42,7 @@ class Federation:
     notes: tuple[str, ...] = ()  # what was left out when the federation was made, one line each
     source: str | None = None  # the fingerprint of the samples, where x is no longer what was loaded
     treatment: Treatment | None = None  # how x was scaled and completed, where it was
+    class_names: tuple[str, ...] | None = None  # what the classes are called, where that is known
 
     elsewhere: ClassVar[bool] = False  # whether rows, and the clients' states, are on machines of their own
 

@@ -352,6 +352,7 @@ def _picture(federation: Federation) -> dict[str, Any]:
         "unseen": federation.unseen,
         "sizes": {split: federation.split(split).sizes.tolist() for split in SPLITS},
         "classes": None if measured.counts is None else measured.counts.tolist(),
+        "class_names": None if federation.class_names is None else list(federation.class_names),
     }
 
 
