@@ -57,7 +57,7 @@ def page_data(methods: int = 5, seeds: int = 3, rounds: int = 60, clients: int =
         "answer": [
             f"{ranked[0]} is best: test accuracy 0.9364 of the clients' own models on average.",
             f"It is significantly better than {ranked[-1]} (by 10.1 points, 7.9 to 12.2).",
-            f"No significant difference from {ranked[1]}."],
+            f"No significant difference from {', '.join(ranked[1:2])}."],
         "notes": ["Three seeds tell large differences only; five or more are better."],
         "population_words": "This speaks of new rows of these clients.", "metric_why": None,
         "metric": "accuracy", "curve_metric": "accuracy", "lower_is_better": False, "columns": COLUMNS, "table": table,

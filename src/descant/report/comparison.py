@@ -113,6 +113,8 @@ def _short(label: str) -> str:
 
 def _draw_curves(left: Any, right: Any, data: dict[str, Any]) -> None:
     """Of many methods, the best and the baselines are in colour."""
+    from matplotlib.ticker import EngFormatter
+
     front, every, seen = in_front(data), [], []
     for place, method in enumerate(data["methods"]):
         label = method["label"]
@@ -133,6 +135,7 @@ def _draw_curves(left: Any, right: Any, data: dict[str, Any]) -> None:
                                   linewidth=0)
     metric = data["curve_metric"].replace("_", " ")
     left.set(xlabel="gradient steps", ylabel=f"test {metric} of the personal models")
+    left.xaxis.set_major_formatter(EngFormatter(sep=""))
     right.set(xlabel="round")
     if data["curve_metric"] != data["metric"]:
         left.set_title(f"the rounds do not record {data['metric'].replace('_', ' ')}: the {metric} in its place",

@@ -56,7 +56,7 @@ def _clients(federation: Federation) -> list[str]:
 
 def _cell(sign: str, wide: int) -> str:
     """A sign as wide as a column; wide columns have a gap between them."""
-    return f"{sign * 2:<3}" if wide == 3 else sign * wide
+    return f"{sign if sign.isdecimal() else sign * 2:<3}" if wide == 3 else sign * wide
 
 
 def _merged(counts: np.ndarray, names: tuple[str, ...] | None) -> tuple[np.ndarray, list[str]]:

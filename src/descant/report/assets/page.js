@@ -110,7 +110,7 @@ function makeCurves(div) {
     const last = at[at.length - 1];
     if (isFront) {
       told.push([label, figures.mean[last]]);
-      ends.push({label, y: figures.mean[last]});
+      ends.push({label, x: curve[state.x][last], y: figures.mean[last]});
     }
     const silent = state.x === "bytes" && !curve.bytes.some((sent) => sent > 0);
     if (!silent && state.logX) at = at.filter((k) => curve[state.x][k] > 0);
@@ -142,7 +142,7 @@ function makeCurves(div) {
   const [low, high] = seen.length ? [Math.min(...seen), Math.max(...seen)] : [0, 1];
   const y = {...axis(`test ${plain(metric)}, ${which}`, {zeroline: false}), type: isLog ? "log" : "linear",
              range: widen(high > low ? [low, high] : [low - .5, high + .5], .05)};
-  const named = div.clientWidth >= WIDE || isPrinting ? names(ends, y.range, div.clientHeight, (value) => log(isLog, value)) : [];
+  const named = div.clientWidth >= WIDE || isPrinting ? names(ends, furthest, y.range, div.clientHeight, (value) => log(isLog, value)) : [];
   const better = data.curve_metric === data.metric ? data.lower_is_better : true; // in place of the metric: the loss
   const order = told.sort((a, b) => better ? a[1] - b[1] : b[1] - a[1])
     .map(([label, value]) => `${label} ${figure(value, data.curve_metric)}`);
@@ -163,18 +163,21 @@ function isLogY(curves) {
   return state.logY ?? (isLoss && Math.max(...values) > Math.min(...values) * 10 ** DECADES);
 }
 
-// names of methods beside the ends of their lines, moved apart until none covers another
-function names(ends, [low, high], height, scaled) {
+// names of methods beside the ends of their lines, moved apart until none covers another; a line that ends early
+// has its name there
+function names(ends, furthest, [low, high], height, scaled) {
   const room = height - 56, least = LINE / room; // without the margins
-  if (ends.length * LINE > room) return [];
-  const at = ends.map((end) => ({...end, at: Math.min(1, Math.max(0, (scaled(end.y) - low) / (high - low)))}))
-    .sort((a, b) => b.at - a.at);
+  const text = (label) => ({text: `<span style="color:${colour(style(label).colour)}">${style(label).sign}</span> `
+    + plain(short(label, 18)), xanchor: "left", yanchor: "middle", showarrow: false, font: {size: 12, color: colour("ink")}});
+  const isEarly = ({x}) => state.x !== "bytes" && x < furthest * .9;
+  const early = ends.filter(isEarly).map(({label, x, y}) => ({
+    ...text(label), x: state.logX ? Math.log10(x) : x, y: scaled(y), xshift: 8, bgcolor: faded("ground", .75)}));
+  const at = ends.filter((end) => !isEarly(end))
+    .map((end) => ({...end, at: Math.min(1, Math.max(0, (scaled(end.y) - low) / (high - low)))})).sort((a, b) => b.at - a.at);
+  if (at.length * LINE > room) return [];
   for (let k = 1; k < at.length; k++) at[k].at = Math.min(at[k].at, at[k - 1].at - least);
   for (let k = at.length - 1, floor = 0; k >= 0; k--, floor += least) at[k].at = Math.max(at[k].at, floor);
-  return at.map(({label, at: height}) => ({
-    xref: "paper", yref: "paper", x: 1, y: height, xanchor: "left", yanchor: "middle", xshift: 6, showarrow: false,
-    text: `<span style="color:${colour(style(label).colour)}">${style(label).sign}</span> ${plain(short(label, 18))}`,
-    name: plain(label), font: {size: 12, color: colour("ink")}}));
+  return [...early, ...at.map(({label, at: y}) => ({...text(label), xref: "paper", yref: "paper", x: 1, y, xshift: 6}))];
 }
 
 function tip(label, curve, figures, k) {
@@ -262,7 +265,7 @@ function makeGrid(div) {
   const isLog = isNumeric && values.every((value) => value > 0) && ratio >= 10;
   const traces = grids.filter((grid) => shown(grid.label)).map((grid, k) => {
     const look = style(grid.label, k);
-    return {type: "scatter", mode: "lines+markers", meta: grid.label,
+    return {type: "scatter", mode: "lines+markers", meta: grid.label, name: plain(short(grid.label)),
             x: grid.values.map((value) => isNumeric ? value : known.indexOf(String(value))), y: grid.mean,
             line: {color: colour(look.colour), dash: look.dash, width: 2.25}, marker: {symbol: look.symbol, size: 8},
             error_y: {type: "data", symmetric: false, thickness: 1.5, width: 3, color: faded(look.colour, .6),
@@ -281,7 +284,11 @@ function makeGrid(div) {
   });
   return {traces, label: `Lines: test ${data.metric} against ${div.dataset.key}${isLog ? ", on a log axis" : ""}. ${best.join("; ")}.`,
           layout: layout(axis(plain(div.dataset.key), {...ticks, zeroline: false}),
-                         axis(`test ${plain(spoken(data.metric))}`, {zeroline: false}))};
+                         axis(`test ${plain(spoken(data.metric))}`, {zeroline: false}),
+                         // lines of families have names that no method has, and the legend above lacks them
+                         {showlegend: grids.some((grid) => place(grid.label) < 0),
+                          legend: {orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemclick: false, itemdoubleclick: false,
+                                   font: {color: colour("quiet"), size: 12}}})};
 }
 
 function makeClusters(div) {
