@@ -60,7 +60,8 @@ def page_data(methods: int = 5, seeds: int = 3, rounds: int = 60, clients: int =
             f"No significant difference from {', '.join(ranked[1:2])}."],
         "notes": ["Three seeds tell large differences only; five or more are better."],
         "population_words": "This speaks of new rows of these clients.", "metric_why": None,
-        "metric": "accuracy", "curve_metric": "accuracy", "lower_is_better": False, "columns": COLUMNS, "table": table,
+        "metric": "accuracy", "curve_metric": "accuracy", "lower_is_better": False,
+        "columns": COLUMNS, "table": table,
         "methods": [{"label": label, "name": label.split(",")[0],
                      "settings": {"lam": 15.0 - k, "eta": 0.005, "local": {"steps": 20}},
                      "rounds": rounds, "added": k == 0, "tuned": {"lam": 15.0 - k} if k == 3 else None}
@@ -149,7 +150,8 @@ def _cells(curve: dict[str, Any], scores: list[float], rounds: int, k: int) -> d
             "seconds": plain(f"{4 + k * 1.7:.1f} s", 4 + k * 1.7)}
 
 
-def _difference(rng: np.random.Generator, best: dict[str, Any], row: dict[str, Any], k: int) -> dict[str, Any]:
+def _difference(rng: np.random.Generator, best: dict[str, Any], row: dict[str, Any], k: int
+                ) -> dict[str, Any]:
     """The best beside the one that has the place `k`; the eighth has diverged, the sixth is not finished."""
     mean = best["cells"]["personal"]["mean"] - row["cells"]["personal"]["mean"]
     half = float(rng.uniform(0.008, 0.02))

@@ -37,7 +37,8 @@ def test_it_says_what_was_trained_on_what_and_which_round_is_best(drawn: Any) ->
     left, right = figure.axes
     assert left.get_ylabel() == "test accuracy"
     assert (left.get_xlabel(), right.get_xlabel()) == ("round", "round")
-    assert "best on validation: round 2, 0.5000" in [text.get_text() for text in left.get_legend().get_texts()]
+    legend = [text.get_text() for text in left.get_legend().get_texts()]
+    assert "best on validation: round 2, 0.5000" in legend
     assert (left.get_yscale(), right.get_yscale()) == ("linear", "linear")
 
 

@@ -186,7 +186,8 @@ def test_the_sketch_has_the_names_of_clients_and_classes():
     assert names == "clients: 0 Aarau, 1 Basel"
 
 
-@pytest.mark.parametrize(("clients", "expected"), [(2, ["Aarau", "Basel"]), (45, ["c0", "c10", "c20", "c30", "c40"])])
+@pytest.mark.parametrize(("clients", "expected"), [
+    (2, ["Aarau", "Basel"]), (45, ["c0", "c10", "c20", "c30", "c40"])])
 def test_the_picture_has_the_names_of_clients_and_classes(clients, expected, monkeypatch):
     federation = named() if clients == 2 else dataclasses.replace(
         many(clients), names=tuple(f"c{k}" for k in range(clients)),

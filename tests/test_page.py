@@ -232,7 +232,8 @@ def light(colour: str) -> list[float]:
 
 
 def contrast(one: str, other: str) -> float:
-    low, high = sorted(sum(map(float.__mul__, light(each), (0.2126, 0.7152, 0.0722))) for each in (one, other))
+    weights = (0.2126, 0.7152, 0.0722)
+    low, high = sorted(sum(map(float.__mul__, light(each), weights)) for each in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 

@@ -78,7 +78,7 @@ def test_the_table_has_the_figures_and_sorts(tmp_path: Path, trouble: list[str])
         open_page(page, data, tmp_path, trouble)
         found = rows(page)
         assert found[0][0] == f"★ {given[0][0]}"
-        assert [row[2] for row in found][0] == "★ best"
+        assert found[0][2] == "★ best"
         assert [[row[0].removeprefix("★ "), row[1], *row[3:]] for row in found] == given
         assert page.locator("#results tr.best").count() == 1
         page.locator("#results th button", has_text="global").click()
@@ -104,10 +104,10 @@ def test_a_page_of_any_width_shows_all_that_it_has(tmp_path: Path, trouble: list
         for button in page.locator(".legend button").all():
             found = button.evaluate("""(each) => {
                 const name = each.querySelector("span"), {left, right, width} = name.getBoundingClientRect();
-                return [left >= 0 && right <= innerWidth && width > 0, name.scrollWidth <= name.clientWidth + 1
-                        || getComputedStyle(name).overflow === "visible"];
+                return left >= 0 && right <= innerWidth && width > 0
+                    && getComputedStyle(name).overflow === "visible";
             }""")
-            assert found == [True, True]
+            assert found
         # the table: it fits, or it shows that there is more, until that has been seen
         wide = page.evaluate(f"{box}.scrollWidth - {box}.clientWidth")
         edge = page.locator(".scroller:has(#results)")
@@ -125,7 +125,7 @@ def test_a_page_of_any_width_shows_all_that_it_has(tmp_path: Path, trouble: list
             return left >= 0 && right <= innerWidth && width > 3 && height > 3;
         })""")
         assert marks == [True] * (count - 1)
-        whiskers = page.locator(".forest .whisker").evaluate_all("(all) => all.map((each) => each.offsetWidth)")
+        whiskers = page.locator(".whisker").evaluate_all("(all) => all.map((each) => each.offsetWidth)")
         assert min(whiskers) > 5
         assert page.locator(".forest").bounding_box()["height"] < 220 + 90 * count  # as high as it has rows
 
@@ -163,8 +163,10 @@ def test_of_twenty_methods_some_are_in_colour(tmp_path: Path, trouble: list[str]
 
 def test_a_method_that_is_pointed_at_stands_out(tmp_path: Path, trouble: list[str]) -> None:
     faint = """() => {
-        const div = document.getElementById("chart-curves"), layers = div.querySelectorAll(".scatterlayer > .trace");
-        return [...new Set(div.data.filter((_, k) => layers[k].style.opacity !== "").map((trace) => trace.meta))];
+        const div = document.getElementById("chart-curves");
+        const layers = div.querySelectorAll(".scatterlayer > .trace");
+        const faint = div.data.filter((_, k) => layers[k].style.opacity !== "");
+        return [...new Set(faint.map((trace) => trace.meta))];
     }"""
     with browser_page() as page:
         open_page(page, page_data(3), tmp_path, trouble)
@@ -279,7 +281,7 @@ def test_axes_models_and_seeds_can_be_chosen(tmp_path: Path, trouble: list[str])
         page.locator("#seeds").click()
         assert page.evaluate("document.getElementById('chart-curves').data.length") == few + 5 * 3 * 2
         page.locator("#half").click()
-        assert axis(page, "xaxis.range[0]") == 60 * 2000 / 2
+        assert axis(page, "xaxis.range[0]") == pytest.approx(60 * 2000 / 2, rel=0.02)
 
 
 def test_the_clients_of_a_method_can_be_chosen(tmp_path: Path, trouble: list[str]) -> None:
@@ -438,10 +440,11 @@ def test_the_table_is_copied_as_text(tmp_path: Path, trouble: list[str]) -> None
             "|:--|--:|--:|--:|--:|--:|--:|--:|",
             f"| a\\_b & 50% \\| \\<i\\> | {' | '.join(cells[0])} |",
             f"| localtrain | {' | '.join(cells[1])} |"]
-        figures = [" & ".join(cell.replace("±", "$\\pm$").replace("%", "\\%") for cell in row) for row in cells]
+        figures = [" & ".join(row).replace("±", "$\\pm$").replace("%", "\\%") for row in cells]
         assert copied("#copy-latex").splitlines() == [
             "\\begin{tabular}{lrrrrrrr} % needs \\usepackage{booktabs}", "\\toprule",
-            "method & personal & global & worst 10\\% & gain & worse off & per client & time \\\\", "\\midrule",
+            "method & personal & global & worst 10\\% & gain & worse off & per client & time \\\\",
+            "\\midrule",
             f"a\\_b \\& 50\\% \\textbar{{}} \\textless{{}}i\\textgreater{{}} & {figures[0]} \\\\",
             f"localtrain & {figures[1]} \\\\",
             "\\bottomrule", "\\end{tabular}"]
@@ -484,9 +487,10 @@ def test_names_that_are_code_do_nothing(tmp_path: Path, trouble: list[str]) -> N
             chart.press("ArrowDown")
         assert page.locator(".forest tbody th", has_text=EVIL).count() == 1
         page.locator("#pick-all").click()
-        assert EVIL in page.locator("#chart-curves").text_content()  # shown as it is written
+        name = page.locator("#chart-curves .annotation", has_text=EVIL[:17])
+        assert name.count() == 1  # shown as it is written
         page.locator(".legend button", has_text=EVIL).click()
-        assert EVIL not in page.locator("#chart-curves").text_content()
+        assert name.count() == 0
         assert page.evaluate("document.querySelectorAll('script').length") == 4  # three, and the library
 
 

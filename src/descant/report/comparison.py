@@ -138,11 +138,13 @@ def _draw_curves(left: Any, right: Any, data: dict[str, Any]) -> None:
     left.xaxis.set_major_formatter(EngFormatter(sep=""))
     right.set(xlabel="round")
     if data["curve_metric"] != data["metric"]:
-        left.set_title(f"the rounds do not record {data['metric'].replace('_', ' ')}: the {metric} in its place",
-                       fontsize=9, color=GREY)
+        missing = data["metric"].replace("_", " ")
+        left.set_title(f"the rounds do not record {missing}: the {metric} in its place", fontsize=9,
+                       color=GREY)
     if not data["curves"]:
         for axes in (left, right):
-            axes.text(0.5, 0.5, "no round has been evaluated", transform=axes.transAxes, ha="center", color=GREY)
+            axes.text(0.5, 0.5, "no round has been evaluated", transform=axes.transAxes, ha="center",
+                      color=GREY)
     elif (data["lower_is_better"] or data["curve_metric"] != data["metric"]) and spans_decades(every):
         left.set_yscale("log")
     elif len(front) < len(data["methods"]) and (known := [value for value in seen if value == value]):

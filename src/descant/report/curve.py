@@ -15,9 +15,10 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 DECADES = 3  # a loss that spans more of them has exploded or come down from far: a log axis shows all of it
 
 
-def draw_curve(history: list[dict[str, Any]], best_round: int | None, path: Path, metric: str, title: str) -> None:
-    """Test figures of the personal and the global models by the metric that decides, with the worst decile, and
-    the training loss. `title` says what was trained on what."""
+def draw_curve(history: list[dict[str, Any]], best_round: int | None, path: Path, metric: str, title: str
+               ) -> None:
+    """Test figures of the personal and the global models by the metric that decides, with the worst decile,
+    and the training loss. `title` says what was trained on what."""
     from matplotlib.figure import Figure  # slow: only when there is something to draw
 
     rows = [row for row in history if "personal" in row]

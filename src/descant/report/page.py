@@ -86,7 +86,8 @@ def _palette() -> str:
 def _whole(data: dict[str, Any]) -> dict[str, Any]:
     """The page data with how the methods look, for the script."""
     drawn = [looks.look(place) for place in range(len(data["methods"]))]
-    return _plain(data) | {
+    plain: dict[str, Any] = _plain(data)
+    return plain | {
         "looks": [{"colour": f"c{look.colour}", "symbol": look.mark.plotly, "sign": look.mark.sign,
                    "dash": ",".join(f"{length}px" for length in look.dash) or "solid"} for look in drawn],
         "in_front": looks.in_front(data)}

@@ -89,12 +89,13 @@ def differences(data: dict[str, Any], nothing: str) -> str:
                        if each["clients_words"] else "") + "</li>" for each in every)
     return section("differences", "Differences", (
         f'<table class="forest"><caption><span>How far {escape(best)} is ahead of each other method in test '
-        f"{escape(data['metric'].replace('_', ' '))}{unit}. To the right of zero {escape(best)} is better. The "
-        "bars are the simultaneous 95 % intervals that decide."
+        f"{escape(data['metric'].replace('_', ' '))}{unit}. To the right of zero {escape(best)} is better. "
+        "The bars are the simultaneous 95 % intervals that decide."
         '</span></caption><thead><tr><th scope="col">ahead of</th><th scope="col" class="drawn"><span '
         f'class="hidden">interval</span><span class="axis" aria-hidden="true">{zero}{ticks}</span></th>'
         f'<th scope="col">by</th><th scope="col">verdict</th></tr></thead><tbody>{rows}</tbody></table>'
-        f'<details id="d-words"><summary id="s-words">In words</summary><ul class="words">{words}</ul></details>'))
+        '<details id="d-words"><summary id="s-words">In words</summary>'
+        f'<ul class="words">{words}</ul></details>'))
 
 
 def _row(data: dict[str, Any], each: dict[str, Any], scale: Scale, zero: str, places: dict[str, int]) -> str:
@@ -112,8 +113,9 @@ def _row(data: dict[str, Any], each: dict[str, Any], scale: Scale, zero: str, pl
         if each["p"] is not None:
             amounts += f' <span class="quiet">p {_chance(each["p"])}</span>'
     mark = swatch(places[against]) if against in places else ""
-    return (f'<tr data-label="{escape(against)}"><th scope="row">{mark}{escape(against)}</th><td class="drawn" '
-            f'aria-hidden="true"><span class="axis">{zero}{drawn}</span></td><td>{amounts}</td>'
+    return (f'<tr data-label="{escape(against)}"><th scope="row">{mark}{escape(against)}</th>'
+            f'<td class="drawn" aria-hidden="true"><span class="axis">{zero}{drawn}</span></td>'
+            f"<td>{amounts}</td>"
             f"<td>{_said(VERDICTS[each['verdict']])}</td></tr>")
 
 

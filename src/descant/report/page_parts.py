@@ -29,7 +29,8 @@ def page_parts(data: dict[str, Any]) -> dict[str, str]:
         "legend": _legend(data),
         "curves": _curves(data),
         "clients": _clients(data),
-        "differences": differences(data, _none(data, "differences need two methods with the same seeds")),
+        "differences": differences(
+            data, _none(data, "differences need two methods with the same seeds")),
         "grids": _grids(data),
         "clusters": _clusters(data),
         "federation": _federation(data),
@@ -89,8 +90,8 @@ def _results(data: dict[str, Any]) -> str:
     rows = "".join(_result(data, row, kinds) for row in data["table"])
     helps = {column["title"]: column["help"] for column in columns if column["help"]}
     direction = "lower is better" if data["lower_is_better"] else "higher is better"
-    switch = ('<p class="controls"><label for="all-columns"><input type="checkbox" id="all-columns"> All columns '
-              f"({more} more)</label></p>" if more else "")
+    switch = ('<p class="controls"><label for="all-columns"><input type="checkbox" id="all-columns"> '
+              f"All columns ({more} more)</label></p>" if more else "")
     return section("table", "Results", switch + scroll("results", "Results of every method", (
         f'<table id="results"><caption><span>Test {_metric(data)} on the clients’ own data; {direction}. The '
         f"best method is first. A click on a heading sorts.</span></caption><thead><tr>{top}</tr></thead>"
@@ -114,8 +115,9 @@ def _result(data: dict[str, Any], row: dict[str, Any], kinds: dict[str, str]) ->
     first, *others = (f"<td{kind}>{escape(cell['text']) if cell else '-'}</td>" for cell, kind in cells)
     places = {method["label"]: k for k, method in enumerate(data["methods"])}
     mark = swatch(places[label]) if label in places else ""
-    best, star = (' class="best"', '<span class="star" aria-hidden="true">★ </span>') if row.get("best") else (
-        "", "")
+    is_best = row.get("best", False)
+    best = ' class="best"' if is_best else ""
+    star = '<span class="star" aria-hidden="true">★ </span>' if is_best else ""
     return (f'<tr data-label="{escape(label)}"{best}><th scope="row">{mark}{star}{escape(label)}</th>{first}'
             f'<td class="said">{verdict_on(data, label)}</td>{"".join(others)}</tr>')
 
@@ -141,11 +143,13 @@ def _legend(data: dict[str, Any]) -> str:
         f'<button type="button" id="show-{k}" aria-pressed="true" data-method="{escape(method["label"])}">'
         f'{swatch(k)}<span>{escape(method["label"])}</span></button>'
         for k, method in enumerate(data["methods"]))
-    all_or_some = "".join(f'<button type="button" class="link" id="pick-{which}" data-pick="{which}">{words}</button>'
-                          for which, words in (("front", "best and baselines"), ("all", "all"), ("none", "none"))
-                          if which != "front" or len(data["in_front"]) < len(data["methods"]))
+    choices = {"front": "best and baselines", "all": "all", "none": "none"}
+    if len(data["in_front"]) == len(data["methods"]):
+        del choices["front"]
+    picks = "".join(f'<button type="button" class="link" id="pick-{key}" data-pick="{key}">{words}</button>'
+                    for key, words in choices.items())
     return (f'<div class="legend" role="group" aria-label="Methods in colour in the charts">{buttons}</div>'
-            f'<div class="picks" role="group" aria-label="Methods in colour">In colour: {all_or_some}'
+            f'<div class="picks" role="group" aria-label="Methods in colour">In colour: {picks}'
             f"{_toggle('grey', 'others in grey')}</div>")
 
 
@@ -171,8 +175,8 @@ def _curves(data: dict[str, Any]) -> str:
         "drawn in its place.</p>")
     return section("curves", "Learning", (
         f'{instead}<div class="controls">{controls}</div>{_chart("curves")}<p class="about">Test '
-        f"{escape(drawn.replace('_', ' '))} on the clients’ own data while the methods learn. {bands}Bytes are "
-        "those of one client; a method that sends nothing is a level line at its last figure.</p>"))
+        f"{escape(drawn.replace('_', ' '))} on the clients’ own data while the methods learn. {bands}Bytes "
+        "are those of one client; a method that sends nothing is a level line at its last figure.</p>"))
 
 
 def _clients(data: dict[str, Any]) -> str:
@@ -200,8 +204,8 @@ def _clients(data: dict[str, Any]) -> str:
         f'<div class="controls"><label for="method">Method <select id="method">{options}</select></label>'
         f'</div>{charts}<h3>The clients served worst</h3><p class="says" id="worst-says"></p>'
         f'<div id="worst-box">{worst}<p class="about">The clients whose personal models have the worst test '
-        f"{_metric(data)} under the method chosen above, mean over the seeds: at most ten, and none that is as "
-        "good as the median. With few test rows a figure is rough.</p></div>"))
+        f"{_metric(data)} under the method chosen above, mean over the seeds: at most ten, and none that is "
+        "as good as the median. With few test rows a figure is rough.</p></div>"))
 
 
 def _grids(data: dict[str, Any]) -> str:
