@@ -313,6 +313,10 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
         float(row["personal"]) for row in table]
     assert data["curves"]["tuned"]["round"] == [6, 12]
     assert data["curves"]["tuned"]["steps"] == [36, 72]
+    assert data["curve_metric"] == "accuracy"
+    other = page.page_data(out, "calibration_error")  # which is known of finished runs only
+    assert other["curve_metric"] == "loss"
+    assert [*other["curves"]] == [*data["curves"]]
     assert data["reference"] == "localtrain"
     assert len(data["federation"]["names"]) == 6
     draw_comparison(data, out / "comparison.png")

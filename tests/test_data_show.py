@@ -1,5 +1,6 @@
 """What `descant data` shows: measures against numbers computed by hand, lists, sketches and pictures."""
 
+import dataclasses
 import json
 import re
 import struct
@@ -164,13 +165,40 @@ def test_the_sketch_shows_who_has_what():
     federation = arrays(y, y, client, test=0, unseen=1, seed=1)
     assert federation.names == ("1", "2", "0")
     assert draw_blocks(federation, measure(federation), 80, plain=True) == [
-        "client  0  1  2",
+        "client  1  2  0",
         "  rows  5  9  5",
         "     0     ++ ##",
         "     1  ## ++",
         "              ^^^ unseen",
         "a column is a client; highest: 8 rows; darkest: 100% of the client's rows",
     ]
+
+
+def named() -> Federation:
+    federation = arrays([0, 0, 1, 1, 0, 1], [0, 0, 1, 1, 0, 1], ["Basel"] * 3 + ["Aarau"] * 3, test=0)
+    return dataclasses.replace(federation, class_names=("healthy", "ill $x$ and more than that"))
+
+
+def test_the_sketch_has_the_names_of_clients_and_classes():
+    client, _, *classes, names, _ = draw_blocks(named(), measure(named()), 80, plain=True)
+    assert client == "        client  0  1"
+    assert [line[:14].strip() for line in classes] == ["healthy", "ill $x$ and mo"]
+    assert names == "clients: 0 Aarau, 1 Basel"
+
+
+@pytest.mark.parametrize(("clients", "expected"), [
+    (2, ["Aarau", "Basel"]), (45, ["c0", "c10", "c20", "c30", "c40"])])
+def test_the_picture_has_the_names_of_clients_and_classes(clients, expected, monkeypatch):
+    federation = named() if clients == 2 else dataclasses.replace(
+        many(clients), names=tuple(f"c{k}" for k in range(clients)),
+        class_names=tuple(f"kind {k}" for k in range(10)))
+    figures = []
+    monkeypatch.setattr("descant.report.data_picture._png", figures.append)
+    draw_federation(federation, measure(federation))
+    _, classes, *_ = figures[0].axes
+    assert [text.get_text() for text in figures[0].axes[-1].get_xticklabels()] == expected
+    assert [text.get_text() for text in classes.get_yticklabels()] == (
+        ["healthy", "ill $x$ and m…"] if clients == 2 else [f"kind {k}" for k in range(10)])
 
 
 def test_many_classes_are_put_together():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import gzip
 import http.client
+import itertools
 import json
+import math
 import re
 import threading
 from collections.abc import Iterator
@@ -19,12 +21,13 @@ import typer
 from typer.testing import CliRunner
 
 from descant.errors import DescantError, UsageError
-from descant.report import commands, watch
+from descant.report import commands, looks, watch
+from descant.report.comparison import draw_comparison
 from descant.report.page import render, render_json
 from page_helpers import nothing_yet, page_data
 
 EVIL = "<script>alert(1)</script>"
-EMPTY_TAGS = {"meta", "link", "br", "path", "circle"}
+EMPTY_TAGS = {"meta", "link", "br", "path", "circle", "input"}
 PARTS = ("title", "progress", "answer", "table", "legend", "curves", "clients", "differences", "grids",
          "clusters", "federation", "tuning", "methods", "origin")
 
@@ -89,7 +92,7 @@ def test_it_is_whole_html_with_names_for_what_is_shown(big: str) -> None:
     assert len(ids) == len(set(ids))
     assert all(name and " " not in name for name in ids)
     charts = [attributes for _, attributes in page.tags if attributes.get("class") == "chart"]
-    assert len(charts) == 7
+    assert len(charts) == 6
     assert all(chart["role"] == "img" and chart["aria-label"] for chart in charts)
     tags = [tag for tag, _ in page.tags]
     assert tags.count("h1") == tags.count("main") == 1
@@ -143,6 +146,169 @@ def test_a_comparison_that_has_just_begun_says_what_is_to_come() -> None:
     assert charts == ["federation"]
 
 
+def test_a_finished_comparison_waits_for_nothing() -> None:
+    text = Reader(render(nothing_yet(finished=True)).decode()).text
+    assert "no round has been evaluated" in text
+    assert "no client has a figure" in text
+    assert "differences need two methods" in text
+
+
+def test_a_metric_without_curves_has_the_loss_in_its_place() -> None:
+    data = page_data() | {"metric": "balanced_accuracy", "curve_metric": "loss",
+                          "metric_why": "Classes are unbalanced."}
+    text = Reader(render(data).decode()).text
+    assert "The rounds do not record balanced accuracy: the loss is drawn in its place." in text
+    assert text.index(data["answer"][0]) < text.index("This speaks of new rows") < text.index(
+        "Classes are unbalanced.") < text.index(data["answer"][1])
+    assert "do not record" not in Reader(render(page_data()).decode()).text
+
+
+def rows_of(html: str, table: str) -> list[str]:
+    """The rows of the body of a table, as HTML."""
+    body = html[html.index(f'<table {table}'):]
+    return re.findall("<tr.*?</tr>", body[body.index("<tbody>"):body.index("</tbody>")])
+
+
+def test_the_best_method_is_first_and_marked_and_a_diverged_one_is_told() -> None:
+    data = page_data(10)
+    html = render(data).decode()
+    rows = rows_of(html, 'id="results"')
+    assert [re.search('data-label="([^"]*)"', row)[1] for row in rows] == [  # type: ignore[index]
+        row["label"] for row in data["table"]]
+    assert ['class="best"' in row for row in rows] == [True] + [False] * 9
+    assert "★ </span>" in rows[0]
+    assert "best</span>" in rows[0]
+    verdicts = {each["against"]: each["verdict"] for each in data["differences"]}
+    assert set(verdicts.values()) >= {"better", "withheld", "diverged"}
+    words = {"better": "▼</span> worse", "equivalent": "≡</span> equivalent", "diverged": "✕</span> diverged",
+             "no difference found": "○</span> no difference found", "withheld": "…</span> verdict withheld"}
+    for row, label in zip(rows[1:], (row["label"] for row in data["table"][1:]), strict=True):
+        assert words[verdicts[label]] in row
+
+
+def test_every_difference_has_a_mark_an_interval_and_a_verdict() -> None:
+    data = page_data(20)
+    rows = rows_of(render(data).decode(), 'class="forest"')
+    assert len(rows) == 19
+    ends = []
+    for row, each in zip(rows, data["differences"], strict=True):
+        if each["verdict"] == "diverged":
+            assert "off the scale" in row
+            assert "whisker" not in row
+            continue
+        assert row.count('class="spot"') == row.count('class="whisker"') == row.count('class="zero"') == 1
+        start, width = map(float, re.search("whisker\" style=\"left:(.*?)%;width:(.*?)%", row).groups())  # type: ignore[union-attr]
+        spot = float(re.search("spot\" style=\"left:(.*?)%", row)[1])  # type: ignore[index]
+        assert 0 <= start < spot < start + width <= 100
+        ends.append((each["low"], start))
+        mean, low, high = (f"{'−' if each[end] < 0 else ''}{100 * abs(each[end]):.1f}"
+                           for end in ("mean", "low", "high"))
+        assert f"<b>+{mean}</b> ({low} to {high})" in row
+    by_value = sorted(ends)
+    assert by_value == sorted(ends, key=lambda end: end[1])  # one scale for all
+
+
+def test_a_difference_of_one_seed_or_of_nothing_is_drawn_too() -> None:
+    data = page_data(2)
+    data["differences"][0].update(mean=0.0, low=None, high=None, p=None)
+    [row] = rows_of(render(data).decode(), 'class="forest"')
+    assert "<b>0.0</b></td>" in row
+    data["differences"][0].update(mean=None)
+    assert "off the scale" in rows_of(render(data).decode(), 'class="forest"')[0]
+
+
+def test_further_metrics_are_seen_on_demand() -> None:
+    html = render(page_data()).decode()
+    assert "All columns (3 more)" in html  # auroc, loss, and gradient steps
+    assert all(row.count('class="more"') == 3 for row in rows_of(html, 'id="results"'))
+
+
+# -- looks ---------------------------------------------------------------------------------------------
+
+
+def light(colour: str) -> list[float]:
+    parts = [int(colour[k:k + 2], 16) / 255 for k in (1, 3, 5)]
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+def contrast(one: str, other: str) -> float:
+    weights = (0.2126, 0.7152, 0.0722)
+    low, high = sorted(sum(map(float.__mul__, light(each), weights)) for each in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+# what people see who lack a kind of cones (Machado, Oliveira and Fernandes 2009, severity 1)
+VISION = {
+    "all": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "no red": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216),
+               (-0.003882, -0.048116, 1.051998)),
+    "no green": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413),
+                 (-0.011820, 0.042940, 0.968881)),
+    "no blue": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602),
+                (0.004733, 0.691367, 0.303900))}
+
+
+def lab(colour: str, vision: str) -> tuple[float, float, float]:
+    """CIE L*a*b* of what is seen of a colour."""
+    seen = [min(1.0, max(0.0, sum(a * b for a, b in zip(row, light(colour), strict=True))))
+            for row in VISION[vision]]
+    to_xyz = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    xyz = [sum(a * b for a, b in zip(row, seen, strict=True)) / white
+           for row, white in zip(to_xyz, (0.95047, 1, 1.08883), strict=True)]
+    x, y, z = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize(("colours", "ground"), [(looks.DAY, "#fcfcfb"), (looks.NIGHT, "#14171b")])
+def test_colours_are_seen_and_told_apart(colours: tuple[str, ...], ground: str, vision: str) -> None:
+    assert min(contrast(colour, ground) for colour in colours) >= 3  # WCAG AA of what is no text
+    assert min(math.dist(lab(a, vision), lab(b, vision)) for a, b in itertools.combinations(colours, 2)) > 20
+
+
+def test_fifty_methods_look_different() -> None:
+    assert len({looks.look(place) for place in range(50)}) == 50
+    assert len({looks.look(place)[:2] for place in range(28)}) == 28  # also where no marks are drawn
+
+
+def test_of_many_methods_the_best_and_the_baselines_are_in_front() -> None:
+    assert looks.in_front(page_data(8)) == [method["label"] for method in page_data(8)["methods"]]
+    data = page_data(20)
+    front = looks.in_front(data)
+    assert {row["label"] for row in data["table"][:5]} | {"localtrain", "fedavg"} <= set(front)
+    assert len(front) <= 8
+
+
+@pytest.mark.parametrize("methods", [1, 3, 20])
+@pytest.mark.parametrize("change", [
+    {}, {"curves": {}, "grids": []}, {"curve_metric": "loss", "metric": "auroc", "grids": []}])
+def test_the_picture_of_a_comparison_has_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                      methods: int, change: dict[str, Any]) -> None:
+    data = page_data(methods) | change
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **_: (
+        figures.append(figure), file.write(b"a picture")))
+    draw_comparison(data, tmp_path / "comparison.png")
+    [figure] = figures
+    labels = [method["label"] for method in data["methods"]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
+    left, right, *more = figure.axes
+    if data["curves"]:
+        assert len(left.lines) == len(right.lines) == methods
+        assert left.get_ylabel() == f"test {data['curve_metric']} of the personal models"
+        assert ("auroc" in left.get_title()) == (data["metric"] == "auroc")
+    else:
+        assert [text.get_text() for text in left.texts] == ["no round has been evaluated"]
+    if methods > 1:
+        forest = more[0]
+        assert [text.get_text() for text in forest.get_yticklabels()] == [
+            each["against"] for each in data["differences"]]
+        drawn = [tuple(line.get_xdata()) for line in forest.lines]
+        for each in data["differences"]:
+            interval = (100 * each["low"], 100 * each["high"])
+            assert (interval in drawn) == (each["verdict"] != "diverged")
+
+
 def test_failed_runs_are_told_at_the_top() -> None:
     data = page_data()
     data["progress"][3].update(state="failed", note="the loss is not finite in round 12", rounds=12)
@@ -171,6 +337,7 @@ def test_what_is_polled_has_the_parts_of_the_page() -> None:
     found = json.loads(render_json(data))
     assert found["curves"] == data["curves"]
     assert set(found["parts"]) == set(PARTS)
+    assert len(found["looks"]) == len(data["methods"])
     html = render(data).decode()
     assert found["parts"] == json.loads(carried(html, "data"))["parts"]
     assert all(part in html for part in found["parts"].values())

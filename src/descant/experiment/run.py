@@ -42,6 +42,7 @@ from descant.plain import plain
 from descant.pool import Federation
 from descant.report.clusters import draw_clusters
 from descant.report.curve import draw_curve
+from descant.report.data_table import heading
 from descant.stopwatch import Stopwatch
 from descant.task import ModuleTask, Task
 from descant.tree import Tree, take
@@ -272,7 +273,8 @@ class Run:
         if self.directory is not None:
             with _shielded(), self._writing():
                 layout.write_summary(self.directory, self.summary)
-                draw_curve(self.history, self.best_round, self.directory / "curve.png", metric)
+                draw_curve(self.history, self.best_round, self.directory / "curve.png", metric,
+                           f"{self.setup.algorithm.name} on {heading(federation)}")
                 draw_clusters(self.history, self.directory / "clusters.png")
 
     @contextmanager

@@ -23,7 +23,7 @@ BUBBLES = 120  # the most clients that are drawn as bubbles; more become a heat 
 BUBBLE_CLASSES = 40  # likewise the most classes
 COLUMNS = 1000  # the most columns of a heat map
 NAMED = 30  # the most clients (or classes) whose names are written out
-LONGEST = 14  # letters of a client's name
+LONGEST = 14  # letters of the name of a client or class
 DPI = 130
 MANY_TICKS = 10  # every how many clients there is a tick, where they are not named
 
@@ -55,8 +55,10 @@ def draw_federation(federation: Federation, measured: Measured) -> bytes:
             _draw_shift(axes, shift, columns)
         elif counts is not None and (many or counts.shape[1] > BUBBLE_CLASSES):
             _draw_heat(axes, counts, columns)
+            _name_classes(axes, federation, counts.shape[1])
         elif counts is not None:
             _draw_bubbles(axes, counts, width, height)
+            _name_classes(axes, federation, counts.shape[1])
         _finish(axes, federation, columns)
         if many:
             merged = "" if columns.merged is None else f"; a column is the mean of {columns.merged:.3g}"
@@ -94,7 +96,6 @@ def _draw_bubbles(axes: Any, counts: np.ndarray, width: float, height: float) ->
     axes.set(ylabel="class", ylim=(classes - 0.4, -0.6))
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
-    _tick_classes(axes, classes)
     axes.set_title(f"area: rows of a class (largest: {counts.max():,})", fontsize=8, color=GREY, loc="right")
 
 
@@ -103,7 +104,6 @@ def _draw_heat(axes: Any, counts: np.ndarray, columns: Columns) -> None:
     share = columns.mean(shares(counts))
     image = axes.imshow(share.T, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     axes.set_ylabel("class")
-    _tick_classes(axes, counts.shape[1])
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.03, pad=0.01)
     bar.set_label("share of the client's rows", fontsize=8)
     bar.ax.tick_params(labelsize=8)
@@ -130,9 +130,14 @@ def _legend(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
-def _tick_classes(axes: Any, classes: int) -> None:
-    step = -(-classes // NAMED)
-    axes.set_yticks(np.arange(0, classes, step))
+def _name_classes(axes: Any, federation: Federation, classes: int) -> None:
+    names = federation.class_names or tuple(map(str, range(classes)))
+    at = np.arange(0, classes, -(-classes // NAMED))
+    axes.set_yticks(at, [_short(names[k]) for k in at], parse_math=False)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}…"
 
 
 def _finish(axes: Any, federation: Federation, columns: Columns) -> None:
@@ -151,15 +156,14 @@ def _finish(axes: Any, federation: Federation, columns: Columns) -> None:
 
 
 def _name_clients(axes: Any, federation: Federation) -> None:
-    """Below the last panel: the clients' names, or some of their numbers."""
+    """Below the last panel: the clients' names, of many only some."""
     axes.set_xlabel("client", fontsize=9)
     axes.tick_params(labelbottom=True)
-    if federation.everyone > NAMED:
-        return
-    names = [name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}…" for name in federation.names]
+    at = np.arange(0, federation.everyone, 1 if federation.everyone <= NAMED else MANY_TICKS)
+    names = [_short(federation.names[k]) for k in at]
     slanted = max(map(len, names)) > 90 / len(names)
-    axes.set_xticks(np.arange(len(names)), names, rotation=45 if slanted else 0,
-                    ha="right" if slanted else "center", parse_math=False)
+    axes.set_xticks(at, names, rotation=45 if slanted else 0, ha="right" if slanted else "center",
+                    parse_math=False)
 
 
 def _png(figure: Figure) -> bytes:

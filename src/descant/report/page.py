@@ -13,15 +13,13 @@ from importlib import resources
 from string import Template
 from typing import Any, NamedTuple
 
-from descant.report.comparison import COLOURS
+from descant.report import looks
 from descant.report.page_parts import page_parts
-
-NIGHT = {"#000000": "#F2F2F2"}  # black would not be seen on a dark page
 
 
 def render(data: dict[str, Any]) -> bytes:
     """The complete document of a comparison's page data."""
-    data = _plain(data)
+    data = _whole(data)
     parts = page_parts(data)
     text = Template(_asset("page.html")).substitute(
         parts,
@@ -38,7 +36,7 @@ def render(data: dict[str, Any]) -> bytes:
 
 def render_json(data: dict[str, Any]) -> bytes:
     """The page data and the parts of the page that follow from them, for a page that is watched."""
-    data = _plain(data)
+    data = _whole(data)
     return json.dumps({**data, "parts": page_parts(data)}).encode()
 
 
@@ -80,9 +78,19 @@ def _digest(text: str) -> str:
 
 
 def _palette() -> str:
-    colours = "".join(f"--c{k}:light-dark({colour},{NIGHT.get(colour, colour)});"
-                      for k, colour in enumerate(COLOURS))
-    return f":root{{{colours}}}" + "".join(f".c{k}{{--c:var(--c{k})}}" for k in range(len(COLOURS)))
+    colours = "".join(f"--c{k}:light-dark({day},{night});"
+                      for k, (day, night) in enumerate(zip(looks.DAY, looks.NIGHT, strict=True)))
+    return f":root{{{colours}}}" + "".join(f".c{k}{{--c:var(--c{k})}}" for k in range(len(looks.DAY)))
+
+
+def _whole(data: dict[str, Any]) -> dict[str, Any]:
+    """The page data with how the methods look, for the script."""
+    drawn = [looks.look(place) for place in range(len(data["methods"]))]
+    plain: dict[str, Any] = _plain(data)
+    return plain | {
+        "looks": [{"colour": f"c{look.colour}", "symbol": look.mark.plotly, "sign": look.mark.sign,
+                   "dash": ",".join(f"{length}px" for length in look.dash) or "solid"} for look in drawn],
+        "in_front": looks.in_front(data)}
 
 
 def _plain(value: Any) -> Any:

@@ -3,8 +3,11 @@
 const find = (selector, root = document) => root.querySelector(selector);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const COLOURS = 7;
-const DASHES = ["solid", "dash", "dot", "dashdot"];
-const SYMBOLS = ["circle", "square", "diamond", "triangle-up"];
+const SHARES = ["accuracy", "auroc", "sensitivity", "specificity", "calibration_error"]; // as in units.py
+const WORST = 10; // clients that are listed
+const WIDE = 640; // pixels of a chart that has room for names at the ends of its lines
+const LINE = 17; // pixels from name to name
+const DECADES = 3; // a loss that spans more is drawn on a log axis
 const AXES = {round: "round", bytes: "bytes per client", steps: "gradient steps"};
 const CLASSES = 14, CELLS = 4000; // more classes, or more cells, are a heat map in place of bars
 
@@ -12,8 +15,9 @@ let data = null;
 let isPrinting = false;
 const near = new Set(); // charts in view or almost
 const drawn = new Set();
-const state = {hidden: new Set(), x: "round", model: "personal", logX: false, logY: false, seeds: false,
-               half: false, picture: "classes", method: null, sort: null};
+// what is null follows from the data until somebody chooses
+const state = {front: null, grey: null, x: "round", model: "personal", logX: false, logY: null, seeds: false,
+               half: false, picture: "classes", method: null, sort: null, all: false};
 
 // -- numbers and names ------------------------------------------------------------------------------
 
@@ -24,8 +28,9 @@ const short = (text, most = 26) => {
   const signs = [...String(text)];
   return signs.length > most ? signs.slice(0, most - 1).join("") + "…" : String(text);
 };
-const figure = (value) => !isNumber(value) ? "-"
-  : data.metric.endsWith("accuracy") ? value.toFixed(4) : String(Number(value.toPrecision(4)));
+const figure = (value, metric = data.metric) => !isNumber(value) ? "-"
+  : SHARES.some((share) => metric.endsWith(share)) ? value.toFixed(4) : String(Number(value.toPrecision(4)));
+const spoken = (metric) => metric.replace(/_/g, " ");
 const signed = (value) => !isNumber(value) ? "-"
   : (value > 0 ? "+" : value < 0 ? "−" : "") + figure(Math.abs(value));
 const count = (value) => isNumber(value) ? value.toLocaleString("en") : "-";
@@ -60,11 +65,10 @@ function mixed(name, share) { // towards the ground, as an opaque colour
   return `rgb(${[0, 1, 2].map((k) => Math.round(a[k] * share + b[k] * (1 - share))).join(", ")})`;
 }
 const place = (label) => data.methods.findIndex((method) => method.label === label);
-function style(label, otherwise = 0) {
-  const at = place(label) < 0 ? otherwise : place(label), turn = Math.floor(at / COLOURS) % DASHES.length;
-  return {colour: `c${at % COLOURS}`, dash: DASHES[turn], symbol: SYMBOLS[turn]};
-}
-const shown = (label) => !state.hidden.has(label);
+const style = (label, otherwise = 0) => data.looks[place(label) < 0 ? otherwise % data.looks.length : place(label)];
+// methods in colour; the others are grey, or not there
+const shown = (label) => place(label) < 0 || (state.front ?? new Set(data.in_front)).has(label);
+const isGrey = () => state.grey ?? data.in_front.length < data.methods.length;
 
 // -- the charts: each is made from the data and the state alone -----------------------------------------
 
@@ -88,62 +92,98 @@ function layout(x, y, more = {}) {
 const logged = (axis, isLog, values) => isLog && values.some((value) => value > 0)
   ? {...axis, type: "log", dtick: undefined} : {...axis, type: "linear"};
 
-function makeCurves() {
-  const on = data.methods.map((method) => method.label).filter((label) => data.curves[label] && shown(label));
+function makeCurves(div) {
+  const metric = spoken(data.curve_metric), which = state.model === "personal" ? "personal models" : "global model";
+  const on = data.methods.map((method) => method.label).filter((label) => data.curves[label] && (shown(label) || isGrey()));
   const model = (label) => data.curves[label][state.model];
-  const labels = on.filter((label) => model(label)), without = on.filter((label) => !model(label));
+  const labels = on.filter((label) => model(label)).sort((a, b) => shown(a) - shown(b)); // grey lines lie below
+  const without = on.filter((label) => !model(label));
   const furthest = Math.max(1, ...labels.map((label) => Math.max(0, ...data.curves[label][state.x])));
   const nearest = Math.min(furthest, ...labels.flatMap((label) => data.curves[label][state.x].filter((x) => x > 0)));
-  const bands = [], lines = [], seeds = [], told = [], ys = [];
+  const isLog = isLogY(labels.map(model));
+  const bands = [], lines = [], seeds = [], told = [], ends = [];
   for (const label of labels) {
-    const curve = data.curves[label], figures = model(label), look = style(label);
+    const curve = data.curves[label], figures = model(label), look = style(label), isFront = shown(label);
     let at = curve[state.x].map((x, k) => k).filter((k) => isNumber(figures.mean[k])
-      && isNumber(curve[state.x][k]) && (!state.logY || figures.mean[k] > 0));
+      && isNumber(curve[state.x][k]) && (!isLog || figures.mean[k] > 0));
     if (!at.length) continue;
     const last = at[at.length - 1];
-    told.push([label, figures.mean[last]]);
+    if (isFront) {
+      told.push([label, figures.mean[last]]);
+      ends.push({label, x: curve[state.x][last], y: figures.mean[last]});
+    }
     const silent = state.x === "bytes" && !curve.bytes.some((sent) => sent > 0);
     if (!silent && state.logX) at = at.filter((k) => curve[state.x][k] > 0);
     const x = silent ? [state.logX ? nearest : 0, furthest] : at.map((k) => curve[state.x][k]);
     if (silent) at = [last, last];
-    const band = at.map((k, i) => [x[i], figures.low[k], figures.high[k]])
-      .filter(([, low, high]) => isNumber(low) && isNumber(high) && (!state.logY || low > 0));
+    const band = !isFront ? [] : at.map((k, i) => [x[i], figures.low[k], figures.high[k]])
+      .filter(([, low, high]) => isNumber(low) && isNumber(high) && (!isLog || low > 0));
     if (band.some(([, low, high]) => high > low))
       bands.push({type: "scatter", meta: label, hoverinfo: "skip", mode: "lines", line: {width: 0},
                   x: [...band.map((b) => b[0]), ...band.map((b) => b[0]).reverse()],
                   y: [...band.map((b) => b[2]), ...band.map((b) => b[1]).reverse()],
-                  fill: "toself", fillcolor: faded(look.colour, .14)});
-    const marked = data.methods.length > COLOURS || at.length < 4;
-    ys.push(...at.map((k) => figures.mean[k]));
-    lines.push({type: "scatter", meta: label, name: plain(label), mode: marked ? "lines+markers" : "lines", x,
-                y: at.map((k) => figures.mean[k]), line: {color: colour(look.colour), dash: look.dash, width: 2.25},
-                marker: {color: colour(look.colour), symbol: look.symbol, size: 7, maxdisplayed: 7},
+                  fill: "toself", fillcolor: faded(look.colour, .12)});
+    const shade = isFront ? colour(look.colour) : colour("others");
+    lines.push({type: "scatter", meta: label, name: plain(label), mode: isFront ? "lines+markers" : "lines", x,
+                y: at.map((k) => figures.mean[k]), line: {color: shade, dash: look.dash, width: isFront ? 2.25 : 1.25},
+                marker: {color: shade, symbol: look.symbol, size: 8, maxdisplayed: 7}, isFront,
                 hoverinfo: "text", hovertext: at.map((k) => tip(label, curve, figures, k))});
-    if (state.seeds && !silent) seeds.push(...eachSeed(label, curve, figures, at, x, look));
+    if (state.seeds && !silent && isFront) seeds.push(...eachSeed(label, curve, figures, at, x, look));
   }
   const unit = state.x === "bytes" ? {ticksuffix: "B", tickformat: "~s"} : {tickformat: state.x === "steps" ? "~s" : ",d"};
-  const which = state.model === "personal" ? "personal models" : "global model";
-  const x = logged(axis(AXES[state.x], {...unit, zeroline: false}), state.logX, [furthest]);
-  const y = logged(axis(`test ${plain(data.metric)}, ${which}`, {zeroline: false}), state.logY, ys);
-  if (state.half && lines.length) {
-    const log = (isLog, value) => isLog ? Math.log10(value) : value;
-    const late = [...bands, ...lines].flatMap((trace) => trace.y.filter((_, k) => trace.x[k] >= furthest / 2));
-    const [low, high] = [Math.min(...late), Math.max(...late)].map((value) => log(state.logY, value));
-    x.range = [log(state.logX, furthest / 2), log(state.logX, furthest * 1.01)];
-    y.range = [low - (high - low) * .06, high + (high - low) * .06];
-  }
-  const order = told.sort((a, b) => better(b[1]) - better(a[1])).map(([label, value]) => `${label} ${figure(value)}`);
-  const label = `Lines: test ${data.metric} of the ${which} against ${AXES[state.x]}. `
-    + (order.length ? `At the end, best first: ${order.join(", ")}.` : "No method is shown.")
+  const log = (isLogged, value) => isLogged ? Math.log10(value) : value;
+  const widen = ([low, high], share) => [low - (high - low) * share, high + (high - low) * share];
+  const from = state.half ? furthest / 2 : state.logX ? nearest : 0;
+  const x = {...axis(AXES[state.x], {...unit, zeroline: false}), type: state.logX ? "log" : "linear",
+             range: widen([log(state.logX, from), log(state.logX, furthest)], .012)};
+  // the methods in colour fill the axis; a grey one that has left it is off the scale
+  const fitted = [...bands, ...lines.filter((line) => line.isFront || !ends.length)];
+  const seen = fitted.flatMap((trace) => trace.y.filter((_, k) => trace.x[k] >= from)).map((value) => log(isLog, value));
+  const [low, high] = seen.length ? [Math.min(...seen), Math.max(...seen)] : [0, 1];
+  const y = {...axis(`test ${plain(metric)}, ${which}`, {zeroline: false}), type: isLog ? "log" : "linear",
+             range: widen(high > low ? [low, high] : [low - .5, high + .5], .05)};
+  const named = div.clientWidth >= WIDE || isPrinting ? names(ends, furthest, y.range, div.clientHeight, (value) => log(isLog, value)) : [];
+  const better = data.curve_metric === data.metric ? data.lower_is_better : true; // in place of the metric: the loss
+  const order = told.sort((a, b) => better ? a[1] - b[1] : b[1] - a[1])
+    .map(([label, value]) => `${label} ${figure(value, data.curve_metric)}`);
+  const label = `Lines: test ${metric} of the ${which} against ${AXES[state.x]}${isLog ? ", on a log axis" : ""}. `
+    + (order.length ? `At the end, best first: ${order.join(", ")}.` : "No method is in colour.")
     + (without.length ? ` Without a ${state.model} model: ${without.join(", ")}.` : "");
-  return {traces: [...bands, ...seeds, ...lines], label,
-          layout: layout(x, y, {uirevision: ["x", "model", "logX", "logY", "half"].map((key) => state[key]).join(" ")})};
+  const made = layout(x, y, {annotations: named,
+                             uirevision: ["x", "model", "logX", "half"].map((key) => state[key]).join(" ") + isLog});
+  if (named.length) made.margin = {...made.margin, r: 150};
+  return {traces: [...bands, ...seeds, ...lines], label, layout: made};
+}
+
+// a loss of which some method has exploded shows nothing of the others on a linear axis
+function isLogY(curves) {
+  const values = curves.flatMap((curve) => curve.mean).filter((value) => value > 0);
+  if (!values.length) return false;
+  const isLoss = data.lower_is_better || data.curve_metric !== data.metric;
+  return state.logY ?? (isLoss && Math.max(...values) > Math.min(...values) * 10 ** DECADES);
+}
+
+// names of methods beside the ends of their lines, moved apart until none covers another; a line that ends early
+// has its name there
+function names(ends, furthest, [low, high], height, scaled) {
+  const room = height - 56, least = LINE / room; // without the margins
+  const text = (label) => ({text: `<span style="color:${colour(style(label).colour)}">${style(label).sign}</span> `
+    + plain(short(label, 18)), xanchor: "left", yanchor: "middle", showarrow: false, font: {size: 12, color: colour("ink")}});
+  const isEarly = ({x}) => state.x !== "bytes" && x < furthest * .9;
+  const early = ends.filter(isEarly).map(({label, x, y}) => ({
+    ...text(label), x: state.logX ? Math.log10(x) : x, y: scaled(y), xshift: 8, bgcolor: faded("ground", .75)}));
+  const at = ends.filter((end) => !isEarly(end))
+    .map((end) => ({...end, at: Math.min(1, Math.max(0, (scaled(end.y) - low) / (high - low)))})).sort((a, b) => b.at - a.at);
+  if (at.length * LINE > room) return [];
+  for (let k = 1; k < at.length; k++) at[k].at = Math.min(at[k].at, at[k - 1].at - least);
+  for (let k = at.length - 1, floor = 0; k >= 0; k--, floor += least) at[k].at = Math.max(at[k].at, floor);
+  return [...early, ...at.map(({label, at: y}) => ({...text(label), xref: "paper", yref: "paper", x: 1, y, xshift: 6}))];
 }
 
 function tip(label, curve, figures, k) {
   const range = isNumber(figures.low[k]) && figures.high[k] > figures.low[k]
-    ? ` (${figure(figures.low[k])} to ${figure(figures.high[k])})` : "";
-  return `<b>${plain(short(label, 40))}</b><br>${plain(data.metric)} ${figure(figures.mean[k])}${range}<br>`
+    ? ` (${figure(figures.low[k], data.curve_metric)} to ${figure(figures.high[k], data.curve_metric)})` : "";
+  return `<b>${plain(short(label, 40))}</b><br>${plain(spoken(data.curve_metric))} ${figure(figures.mean[k], data.curve_metric)}${range}<br>`
     + `round ${count(curve.round[k])}, ${bytes(curve.bytes[k])}, ${count(curve.steps[k])} steps`;
 }
 
@@ -157,7 +197,7 @@ function eachSeed(label, curve, figures, at, x, look) {
     return [line, {type: "scatter", meta: label, mode: "markers", x: [x[best]], y: [values[at[best]]],
                    marker: {symbol: "circle-open", size: 9, color: colour(look.colour), line: {width: 1.5}},
                    hoverinfo: "text", hovertext: [`<b>${plain(short(label, 40))}</b><br>seed ${plain(seed)}, best `
-                     + `validation in round ${count(rounds[s])}<br>${plain(data.metric)} ${figure(values[at[best]])}`]}];
+                     + `validation in round ${count(rounds[s])}<br>${plain(spoken(data.curve_metric))} ${figure(values[at[best]], data.curve_metric)}`]}];
   });
 }
 
@@ -191,7 +231,7 @@ function makeGains() {
   const x = axis(few ? "" : `${count(clients.length)} clients, sorted`, {
     showgrid: false, zeroline: false, tickvals: few ? clients.map((_, k) => k) : [],
     ticktext: few ? clients.map((client) => plain(short(client.name, 14))) : undefined});
-  const y = axis(`gain in ${plain(data.metric)}`, {zeroline: true, zerolinecolor: colour("quiet")});
+  const y = axis(`gain in ${plain(spoken(data.metric))}`, {zeroline: true, zerolinecolor: colour("quiet")});
   const bars = {type: "bar", meta: state.method, x: clients.map((_, k) => k), y: clients.map((client) => client.gain),
                 marker: {color: clients.map((client) => colour(client.gain >= 0 ? "up" : "down"))},
                 hoverinfo: "text", hovertext: clients.map(clientTip)};
@@ -217,37 +257,6 @@ function makeScatter() {
                          {shapes: [diagonal]})};
 }
 
-function makeDifferences(div) {
-  const rows = data.differences.filter((row) => isNumber(row.mean) && shown(row.label) && shown(row.against)).reverse();
-  const same = (key) => rows.length > 0 && rows.every((row) => row[key] === rows[0][key]);
-  // what all rows have in common stands below the axis, the other one beside its row
-  const [own, below] = same("against") ? [(row) => row.label, (row) => `, against ${row.against}`]
-    : same("label") ? [(row) => row.against, (row) => ` of ${row.label}, against each`]
-    : [(row) => `${row.label} − ${row.against}`, () => ""];
-  const looks = rows.map((row) => colour(style(same("against") ? row.label : row.against).colour));
-  const trace = {
-    type: "scatter", mode: "markers", meta: rows.map((row) => same("against") ? row.label : row.against),
-    x: rows.map((row) => row.mean), y: rows.map((_, k) => k),
-    error_x: {type: "data", symmetric: false, thickness: 2, width: 0, color: colour("quiet"),
-              array: rows.map((row) => isNumber(row.high) ? row.high - row.mean : 0),
-              arrayminus: rows.map((row) => isNumber(row.low) ? row.mean - row.low : 0)},
-    marker: {size: 11, color: rows.map((row, k) => row.real ? looks[k] : colour("ground")), line: {width: 2.25, color: looks}},
-    hoverinfo: "text",
-    hovertext: rows.map((row) => `<b>${plain(short(row.label, 40))}</b> against ${plain(short(row.against, 40))}<br>`
-      + `${signed(row.mean)}${isNumber(row.low) ? ` (${signed(row.low)} to ${signed(row.high)})` : ""}`
-      + `<br>${plain(row.words || "")}`)};
-  const most = div.clientWidth < 500 ? 15 : 34;
-  const y = axis("", {tickvals: rows.map((_, k) => k), showgrid: false, zeroline: false, range: [-.7, rows.length - .3],
-                      tickfont: {color: colour("ink"), size: 13}, ticktext: rows.map((row) => plain(short(own(row), most)))});
-  const x = axis(`difference in ${plain(data.metric)}` + (rows.length ? plain(short(below(rows[0]), most + 16)) : ""),
-                 {zeroline: true, zerolinecolor: colour("quiet"), zerolinewidth: 1.5, rangemode: "tozero"});
-  const words = [...rows].reverse().map((row) => `${row.label} against ${row.against} ${signed(row.mean)}`
-    + (isNumber(row.low) ? ` (${signed(row.low)} to ${signed(row.high)})` : "") + (row.real ? ", real" : ", may be chance"));
-  return {traces: rows.length ? [trace] : [], label: `Points with intervals: mean paired differences in ${data.metric}. `
-            + (words.length ? `${words.join("; ")}.` : "No method is shown."),
-          layout: layout(x, y)};
-}
-
 function makeGrid(div) {
   const grids = data.grids.filter((grid) => grid.field === div.dataset.key);
   const values = grids.flatMap((grid) => grid.values), isNumeric = values.every(isNumber);
@@ -256,7 +265,7 @@ function makeGrid(div) {
   const isLog = isNumeric && values.every((value) => value > 0) && ratio >= 10;
   const traces = grids.filter((grid) => shown(grid.label)).map((grid, k) => {
     const look = style(grid.label, k);
-    return {type: "scatter", mode: "lines+markers", meta: grid.label,
+    return {type: "scatter", mode: "lines+markers", meta: grid.label, name: plain(short(grid.label)),
             x: grid.values.map((value) => isNumeric ? value : known.indexOf(String(value))), y: grid.mean,
             line: {color: colour(look.colour), dash: look.dash, width: 2.25}, marker: {symbol: look.symbol, size: 8},
             error_y: {type: "data", symmetric: false, thickness: 1.5, width: 3, color: faded(look.colour, .6),
@@ -275,7 +284,11 @@ function makeGrid(div) {
   });
   return {traces, label: `Lines: test ${data.metric} against ${div.dataset.key}${isLog ? ", on a log axis" : ""}. ${best.join("; ")}.`,
           layout: layout(axis(plain(div.dataset.key), {...ticks, zeroline: false}),
-                         axis(`test ${plain(data.metric)}`, {zeroline: false}))};
+                         axis(`test ${plain(spoken(data.metric))}`, {zeroline: false}),
+                         // lines of families have names that no method has, and the legend above lacks them
+                         {showlegend: grids.some((grid) => place(grid.label) < 0),
+                          legend: {orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemclick: false, itemdoubleclick: false,
+                                   font: {color: colour("quiet"), size: 12}}})};
 }
 
 function makeClusters(div) {
@@ -341,7 +354,7 @@ function makeFederation() {
                      itemdoubleclick: false, font: {color: colour("quiet"), size: 12}}})};
 }
 
-const MAKERS = {curves: makeCurves, gains: makeGains, scatter: makeScatter, differences: makeDifferences,
+const MAKERS = {curves: makeCurves, gains: makeGains, scatter: makeScatter,
                 grid: makeGrid, clusters: makeClusters, federation: makeFederation};
 
 // -- drawing ----------------------------------------------------------------------------------------
@@ -361,9 +374,20 @@ function draw(div) {
   const made = MAKERS[div.dataset.chart](div);
   div.setAttribute("aria-label", made.label);
   if (!window.Plotly || !(drawn.has(div) || near.has(div) || isPrinting)) return;
+  const isNew = !drawn.has(div);
   drawn.add(div);
   Plotly.react(div, made.traces, {...made.layout, width: div.clientWidth, height: div.clientHeight},
                {displayModeBar: false, responsive: false, doubleClick: "reset"});
+  if (!isNew || div.dataset.chart !== "curves") return;
+  div.on("plotly_hover", ({points}) => lookAt(points[0].data.meta));
+  div.on("plotly_unhover", () => lookAt(null));
+  let isReset = false; // names stand where the lines end as long as nobody has zoomed in
+  div.on("plotly_doubleclick", () => { isReset = true; });
+  div.on("plotly_relayout", (change) => {
+    if (!("xaxis.range[0]" in change || "yaxis.range[0]" in change)) return;
+    if (isReset) draw(div); else Plotly.relayout(div, {annotations: []});
+    isReset = false;
+  });
 }
 
 function redraw(...kinds) {
@@ -384,15 +408,15 @@ function watchCharts() {
 function chooseMethod() {
   const select = find("#method");
   if (!select) return;
-  for (const option of select.options) option.disabled = !shown(option.value);
-  const open = [...select.options].filter((option) => !option.disabled).map((option) => option.value);
+  const known = [...select.options].map((option) => option.value);
   const mean = (label) => {
-    const known = data.clients.methods[label].filter(isNumber);
-    return better(known.reduce((sum, value) => sum + value, 0) / known.length);
+    const figures = data.clients.methods[label].filter(isNumber);
+    return better(figures.reduce((sum, value) => sum + value, 0) / figures.length);
   };
-  if (!open.includes(state.method)) // the best of those that are there
-    state.method = open.length ? open.reduce((a, b) => mean(b) > mean(a) ? b : a) : null;
-  select.value = state.method ?? "";
+  if (!known.includes(state.method)) // the best of those that are there
+    state.method = data.table.map((row) => row.label).find((label) => known.includes(label))
+      ?? known.reduce((a, b) => mean(b) > mean(a) ? b : a);
+  select.value = state.method;
   const says = find("#gain-says");
   if (says) says.textContent = gainsInWords();
   showWorst();
@@ -405,23 +429,43 @@ function element(tag, text, attributes = {}) {
   return made;
 }
 
+// clients that are worse off than the median one, and what there is to say of them
+function servedWorst() {
+  const clients = served().sort((a, b) => better(a.value) - better(b.value));
+  if (!clients.length) return {worst: [], words: `No client has a figure of ${state.method}.`};
+  const middle = median(clients.map((client) => client.value)), metric = spoken(data.metric);
+  const below = clients.filter((client) => better(middle) - better(client.value) > 1e-9);
+  if (!below.length)
+    return {worst: [], words: clients.every((client) => client.value === middle)
+      ? `All ${times(clients.length, "client")} have the same ${metric}, ${figure(middle)}.`
+      : `No client is worse off than the median, ${figure(middle)}: most of the ${times(clients.length, "client")} share it.`};
+  const worst = below.slice(0, WORST).map((client) => ({...client, behind: Math.abs(middle - client.value)}));
+  const last = worst[worst.length - 1], tied = below.slice(WORST).filter((client) => client.value === last.value).length;
+  return {worst, words: `The median client has ${figure(middle)}. ${below.length === 1 ? "One of " : `${count(below.length)} of `}`
+    + `${times(clients.length, "client")} ${below.length === 1 ? "is" : "are"} worse off`
+    + (below.length > WORST ? `; the worst ${WORST} are listed` : "")
+    + (tied ? `, and ${times(tied, "more client")} at ${figure(last.value)} like the last of them.` : ".")};
+}
+
 function showWorst() {
   const against = (data.clients.methods || {})[data.reference] && state.method !== data.reference;
-  const heads = ["client", "training rows", "test rows", ...(against ? [data.reference] : []), state.method ?? "-",
-                 ...(against ? ["gain"] : [])];
-  const worst = served().sort((a, b) => better(a.value) - better(b.value)).slice(0, 10);
+  const heads = ["client", state.method, "behind the median", "test rows", "training rows",
+                 ...(against ? [data.reference, "gain"] : [])];
+  const {worst, words} = servedWorst();
+  find("#worst-says").textContent = words;
+  find("#worst-box").hidden = !worst.length;
   const head = element("tr", null), body = element("tbody", null);
   head.append(...heads.map((text) => element("th", text, {scope: "col"})));
   for (const client of worst) {
-    const row = element("tr", null), cells = [count(client.train), count(client.test),
-      ...(against ? [figure(client.alone)] : []), figure(client.value), ...(against ? [signed(client.gain)] : [])];
-    row.append(element("th", client.name, {scope: "row"}), ...cells.map((text) => element("td", text)));
+    const row = element("tr", null), cells = [figure(client.value), figure(client.behind), count(client.test), count(client.train),
+      ...(against ? [figure(client.alone), signed(client.gain)] : [])];
+    row.append(element("th", who(client.name), {scope: "row"}), ...cells.map((text) => element("td", text)));
     body.append(row);
   }
   const top = element("thead", null);
   top.append(head);
   const caption = element("caption", null);
-  caption.append(element("span", state.method === null ? "No method is shown." : `Worst test ${data.metric} with ${state.method}`));
+  caption.append(element("span", `Worst test ${spoken(data.metric)} with ${state.method}`));
   find("#worst").replaceChildren(caption, top, body);
 }
 
@@ -429,10 +473,14 @@ function applyState() {
   for (const button of all("[data-method]")) button.setAttribute("aria-pressed", String(shown(button.dataset.method)));
   for (const button of all("[data-set]"))
     button.setAttribute("aria-pressed", String(state[button.dataset.set] === button.dataset.value));
-  for (const button of all("[data-toggle]")) button.setAttribute("aria-pressed", String(state[button.dataset.toggle]));
+  const curves = Object.values(data.curves).map((curve) => curve[state.model]).filter(Boolean);
+  const chosen = {...state, grey: isGrey(), logY: isLogY(curves)};
+  for (const button of all("[data-toggle]")) button.setAttribute("aria-pressed", String(chosen[button.dataset.toggle]));
+  if (find("#all-columns")) find("#all-columns").checked = state.all;
   find("#theme").setAttribute("aria-pressed", String(isDark()));
   chooseMethod();
   sortTable();
+  showEdges();
 }
 
 const night = matchMedia("(prefers-color-scheme: dark)");
@@ -470,22 +518,27 @@ function sortTable() {
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button || !data) return;
-  const {method, set, value, toggle, sort, copy, copyTable} = button.dataset;
+  const {method, set, value, toggle, sort, copy, copyTable, pick} = button.dataset;
   if (button.id === "theme") {
     document.documentElement.dataset.theme = isDark() ? "light" : "dark";
     remember(document.documentElement.dataset.theme);
     applyState();
     redraw();
   } else if (method !== undefined) {
-    if (shown(method)) state.hidden.add(method); else state.hidden.delete(method);
+    state.front ??= new Set(data.in_front);
+    if (shown(method)) state.front.delete(method); else state.front.add(method);
     applyState();
-    redraw("curves", "gains", "scatter", "differences", "grid");
+    redraw("curves", "grid");
+  } else if (pick) {
+    state.front = new Set({all: data.methods.map((each) => each.label), none: [], front: data.in_front}[pick]);
+    applyState();
+    redraw("curves", "grid");
   } else if (set) {
     state[set] = value;
     applyState();
     redraw(set === "picture" ? "federation" : "curves");
   } else if (toggle) {
-    state[toggle] = !state[toggle];
+    state[toggle] = button.getAttribute("aria-pressed") !== "true";
     applyState();
     redraw("curves");
   } else if (sort) {
@@ -497,11 +550,47 @@ document.addEventListener("click", (event) => {
 });
 
 document.addEventListener("change", (event) => {
+  if (event.target.id === "all-columns") {
+    state.all = event.target.checked;
+    showEdges();
+  }
   if (event.target.id !== "method") return;
   state.method = event.target.value;
   chooseMethod();
   redraw("gains", "scatter");
 });
+
+// -- boxes that scroll sideways say so ----------------------------------------------------------------
+
+function showEdges() {
+  for (const box of all(".scroll")) {
+    const rest = box.scrollWidth - box.clientWidth;
+    box.parentElement.toggleAttribute("data-left", box.scrollLeft > 1);
+    box.parentElement.toggleAttribute("data-right", rest > 1 && box.scrollLeft < rest - 1);
+  }
+}
+document.addEventListener("scroll", (event) => { if (event.target.classList?.contains("scroll")) showEdges(); }, {capture: true, passive: true});
+addEventListener("resize", showEdges);
+
+// -- one method is looked at: the others step back ----------------------------------------------------
+
+function lookAt(label) {
+  for (const div of all(".chart[data-chart=curves], .chart[data-chart=grid]")) {
+    if (!drawn.has(div)) continue;
+    const layers = all(".scatterlayer > .trace", div);
+    div.data.forEach((trace, k) => { if (layers[k]) layers[k].style.opacity = label === null || trace.meta === label ? "" : .12; });
+  }
+  for (const each of all("#results tbody tr, .forest tbody tr, .legend button"))
+    each.toggleAttribute("data-looked-at", (each.dataset.label ?? each.dataset.method) === label);
+}
+const labelOf = (target) => target.closest?.("#results tbody tr, .forest tbody tr, .legend button");
+for (const type of ["pointerover", "focusin"])
+  document.addEventListener(type, (event) => {
+    const of = labelOf(event.target);
+    if (data && of) lookAt(of.dataset.label ?? of.dataset.method);
+  });
+for (const type of ["pointerout", "focusout"])
+  document.addEventListener(type, (event) => { if (data && labelOf(event.target)) lookAt(null); });
 
 function save(div) {
   if (drawn.has(div)) Plotly.downloadImage(div, {format: "svg", filename: div.id, width: div.clientWidth, height: div.clientHeight});
@@ -540,18 +629,20 @@ const LATEX = {"\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "&": "\\&", "%
                ">": "\\textgreater{}", "|": "\\textbar{}", "±": "$\\pm$", "−": "$-$", "×": "$\\times$", "µ": "$\\mu$"};
 const forLatex = (text) => text.replace(/[\\{}&%$#_~^<>|±−×µ]/g, (sign) => LATEX[sign]).replace(/\s+/g, " ");
 const forMarkdown = (text) => text.replace(/[\\`*_<>|[\]]/g, "\\$&").replace(/\s+/g, " ");
-const cells = () => [["method", ...data.columns.map((column) => column.title)],
-  ...sortedRows().map((row) => [row.label, ...data.columns.map((column) => cellOf(row, column.key).text ?? "-")])];
+const isSeen = (k) => state.all || !all("#results thead .sort")[k + 1].parentElement.classList.contains("more");
+const columnsSeen = () => data.columns.filter((_, k) => isSeen(k));
+const cells = () => [["method", ...columnsSeen().map((column) => column.title)],
+  ...sortedRows().map((row) => [row.label, ...columnsSeen().map((column) => cellOf(row, column.key).text ?? "-")])];
 
 function latex() {
   const [head, ...rows] = cells().map((row) => `${row.map(forLatex).join(" & ")} \\\\`);
-  return [`\\begin{tabular}{l${"r".repeat(data.columns.length)}} % needs \\usepackage{booktabs}`, "\\toprule", head, "\\midrule",
+  return [`\\begin{tabular}{l${"r".repeat(columnsSeen().length)}} % needs \\usepackage{booktabs}`, "\\toprule", head, "\\midrule",
           ...rows, "\\bottomrule", "\\end{tabular}", ""].join("\n");
 }
 
 function markdown() {
   const [head, ...rows] = cells().map((row) => `| ${row.map(forMarkdown).join(" | ")} |`);
-  return [head, `|:--|${"--:|".repeat(data.columns.length)}`, ...rows, ""].join("\n");
+  return [head, `|:--|${"--:|".repeat(columnsSeen().length)}`, ...rows, ""].join("\n");
 }
 
 async function copyText(text) {
