@@ -24,7 +24,7 @@ from descant.engine.choose import make_backend
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
 from descant.errors import UsageError
-from descant.models import make_task
+from descant.models import MODELS, Facts, make_task
 from descant.solve import SGD
 from descant.task import Batch, ModuleTask
 from helpers import assert_same, engine, make_work, ragged
@@ -343,3 +343,20 @@ def test_known_layers_are_not_tried_and_not_intercepted() -> None:
     assert not task._train.habits.known  # type: ignore[attr-defined]
     own = make_task(build(EXACT["batch norm"]), FEDERATION, dtype=torch.float64)
     assert not own._train.habits.calls  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["lstm", pytest.param("resnet18", marks=pytest.mark.slow)])
+def test_networks_of_the_package_need_no_trial(name: str) -> None:
+    """They are trusted to do nothing that a trial would find."""
+    facts = Facts((12,), 3, tokens=20) if name == "lstm" else Facts((3, 32, 32), 3)
+    federation = ragged(shape=facts.shape).to(torch.float64)
+    if name == "lstm":
+        object.__setattr__(federation, "x", torch.randint(20, federation.x.shape))
+    network = build(lambda: MODELS[name]().network(facts))
+    trusted, found = (make_task(model, federation, dtype=torch.float64) for model in (name, network))
+    assert isinstance(trusted, ModuleTask)
+    assert isinstance(found, ModuleTask)
+    assert found._train.habits == trusted._train.habits
+    assert found.layout == trusted.layout
+    assert found.draws == trusted.draws
+    assert found.alone is None
