@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from descant.algorithms import CGPFL, Ditto, FedAvg, LocalTrain, pFedBreD, pFedMe
+from descant.cli import main
 from descant.comparison import carry_out, figures, methods, page, results, words
 from descant.comparison import plan as planning
 from descant.data.spec import DataSpec
@@ -569,6 +571,27 @@ def test_repetitions_are_added_until_it_is_decided(tables: dict[str, Any], tmp_p
     assert planning.read(plan.out) == first.plan
     second = carry_out.extended(first.plan, found)
     assert (second.seeds, second.words) == ([], "decided with 4 repetitions: all are apart")
+
+
+def test_the_command_adds_repetitions_and_stops(tables: dict[str, Any], tmp_path: Path, seen: Seen,
+                                                monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    looking(monkeypatch, (False, 1, "fedavg is close"), (True, 0, "all are apart"))
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", [
+        "descant", "compare", str(tmp_path / "e.toml"), "--algorithms", "fedavg,localtrain", "--no-baselines",
+        "--seeds", "0,1", "--until-decided", "--population", "new-clients", "--splits", "folds",
+        "--metric", "balanced_accuracy", "--out", str(out)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    text = capsys.readouterr().out
+    assert end.value.code in (None, 0)
+    assert "not decided with 2 repetitions: fedavg is close; 1 more, about " in text
+    assert "decided with 3 repetitions: all are apart" in text
+    plan = planning.read(out)
+    assert (plan.seeds, plan.looked_at, plan.looks) == ([0, 1, 2], [2, 3], 3)
+    assert (plan.population, plan.splits, plan.metric) == ("new clients", "folds", "balanced_accuracy")
+    assert all(run.done for run in plan.runs())
 
 
 @pytest.mark.parametrize(("looked_at", "seeds", "answer", "words"), [

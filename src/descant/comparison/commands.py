@@ -126,9 +126,11 @@ def compare(
             if trials:
                 searches = doing.searches(plan, labels, trials, jobs)
                 if searches:
-                    console.print(f"tuning {times(len(searches), 'method')}: {trials} trials each, about "
-                                  f"{duration(doing.seconds_of(plan, searches, jobs))} in all; trials that "
-                                  "fall behind are stopped", soft_wrap=True)
+                    rounds = [search.tables["train"]["rounds"] for search in searches]
+                    each = " to ".join(f"{count:,}" for count in sorted({min(rounds), max(rounds)}))
+                    console.print(f"tuning: {times(len(searches), 'method')} x {times(trials, 'trial')} x "
+                                  f"{each} rounds, about {duration(doing.seconds_of(plan, searches, jobs))}; "
+                                  "trials that fall behind are stopped", soft_wrap=True)
                 with Watching(console, searches) as display:
                     for label, found in doing.search(searches, jobs, display).items():
                         plan = plan.tuned(label, getattr(found, "values", None), found.note)
