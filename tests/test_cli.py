@@ -152,7 +152,8 @@ def test_show_gives_type_and_default():
     pfedme = call("show", "pfedme").out
     assert re.search(r"^ +lam +15\.0 +strength of the pull of theta to w +number or list of number or "
                      r"\{ adaptive \} or \{ learned \} *$", pfedme, re.M)
-    assert re.search(r"^ +eta +0\.005 +step size of w +number *$", pfedme, re.M)
+    assert re.search(r"^ +eta +absent +step size of w; absent: 3/4 of the way to theta, 0\.75 / lam "
+                     r"+number *$", pfedme, re.M)
     ditto = call("show", "ditto").out
     assert re.search(r'^ +solver +\{ name = "sgd" \} ', ditto, re.M)
     assert re.search(r"^ +beta2 +0\.999 ", ditto, re.M)

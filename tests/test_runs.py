@@ -67,9 +67,9 @@ def test_mistakes_are_told_before_anything_is_written(settings, hint, tmp_path):
 
 
 def test_a_table_without_a_name_changes_the_default_and_nothing_else():
-    """FedMAP's optimizer is Adam with lr 1e-4: a setting of one field must not make it another optimizer."""
+    """FedMAP's optimizer is Adam with lr 0.003: a setting of one field must not make it another optimizer."""
     changed = parse_algorithm({"name": "fedmap", "solver": {"weight_decay": 0.1}})
-    assert changed.solver == Adam(1e-4, weight_decay=0.1)
+    assert changed.solver == Adam(0.003, weight_decay=0.1)
     assert parse_algorithm({"name": "fedmap", "solver": {"name": "adam"}}).solver == Adam()
     assert parse_algorithm({"name": "fedmap", "solver": {"name": "sgd"}}).solver == SGD()
     with pytest.raises(UsageError, match=r"algorithm\.solver field 'momentum'"):

@@ -32,7 +32,7 @@ def draw_blocks(federation: Federation, measured: Measured, width: int, plain: b
     wide = max(1, min(3, room // len(columns)))
 
     steps, shades = (PLAIN_STEPS, PLAIN_SHADES) if plain else (STEPS, SHADES)
-    named = list(federation.names) != [str(k) for k in range(federation.everyone)]
+    named = not all(map(str.isdecimal, federation.names))
     rows = {"client": [str(k) for k in range(len(columns))]} if wide == 3 else {}
     height = columns.mean(measured.sizes)
     rows["rows"] = [steps[k] for k in _levels(height, len(steps)) - 1]
