@@ -30,27 +30,32 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
     results = read_results(plan, metric)
     progress = [_progress(run, results.failures) for run in plan.runs()]
     shown = columns(results, all_metrics=True)
+    curves, curve_metric = _curves(plan, results)
     data = {
         "title": _title(plan),
         "live": False,
         "finished": all(run["state"] == "done" for run in progress),
         "progress": progress,
         "answer": words.answer(results),
-        "notes": words.notes(results),
+        "notes": words.notes(results) + ([] if curve_metric == results.metric else [
+            f"Rounds do not record {results.metric.replace('_', ' ')}: the curves show the "
+            f"{curve_metric.replace('_', ' ')}."]),
         "metric": results.metric,
         "lower_is_better": results.lower_is_better,
         "columns": [column._asdict() for column in shown],
-        "table": [{"label": row.label, "cells": {
+        "metric_why": plan.metric_why,
+        "population_words": words.population(results) if results.people else None,
+        "table": [{"label": row.label, "best": row.label in results.compared[:1], "cells": {
             column.key: {"text": cell(column.key, value, results.metric)} | _ends(value)
             for column in shown for value in [row.figures.get(column.key)]}} for row in results.rows],
         "methods": [_method(method) for method in plan.methods.values()],
-        "curves": _curves(plan, results),
+        "curves": curves,
+        "curve_metric": curve_metric,
         "reference": results.reference,
         "clients": _clients(results),
         "differences": [{
-            "label": gap.label, "against": gap.against, "mean": gap.interval.mean, "low": gap.interval.low,
-            "high": gap.interval.high, "p": gap.p, "p_holm": gap.p_holm, "real": gap.is_real,
-            "words": words.difference(results, gap), "clients_p": gap.clients_p,
+            "label": gap.label, "against": gap.against, "mean": gap.mean, "low": gap.low, "high": gap.high,
+            "p": gap.p, "verdict": gap.verdict, "words": words.difference(results, gap),
             "clients_words": words.clients(gap)} for gap in results.differences],
         "grids": _grids(results),
         "clusters": _clusters(plan),
@@ -107,27 +112,28 @@ def _method(method: Method) -> dict[str, Any]:
 # -- curves --------------------------------------------------------------------------------------------
 
 
-def _curves(plan: Plan, results: Results) -> dict[str, Any]:
-    """The test figures of each method at its evaluated rounds, also of runs that are still going on."""
+def _curves(plan: Plan, results: Results) -> tuple[dict[str, Any], str]:
+    """The test figures of each method at its evaluated rounds, also of runs that are still going on; and which
+    figures these are: the loss, where rounds do not record the metric that decides."""
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for run in plan.runs():
         if rows := layout.read_metrics(run.place):
             found.setdefault(run.label, {})[run.seed] = rows
+    recorded = [row["personal"]["test"] for seeds in found.values() for rows in seeds.values() for row in rows
+                if "personal" in row]
+    metric = results.metric if all(results.metric in each for each in recorded) else "loss"
     return {label: curve for label in plan.methods if label in found
-            and (curve := _curve(found[label], results, label)) is not None}
+            and (curve := _curve(found[label], results, label, metric)) is not None}, metric
 
 
-def _curve(seeds: dict[int, list[dict[str, Any]]], results: Results, label: str) -> dict[str, Any] | None:
+def _curve(seeds: dict[int, list[dict[str, Any]]], results: Results, label: str, metric: str
+           ) -> dict[str, Any] | None:
     evaluated = {seed: {row["round"]: row for row in rows if "personal" in row}
                  for seed, rows in seeds.items()}
     numbers = sorted({number for rows in evaluated.values() for number in rows})
     if not numbers:
         return None
     numbers = numbers[:: -(-len(numbers) // MOST_POINTS)]
-    metric = results.metric
-    one = next(row for rows in evaluated.values() for row in rows.values())
-    if metric not in one["personal"]["test"]:
-        return None  # what is known only of finished runs has no curve
 
     def at(*keys: str) -> np.ndarray:
         """What a seed has spent up to each round, mean over the seeds."""

@@ -51,6 +51,7 @@ OWN_MAY_DIFFER = ("train.rounds", "train.backend", "train.chunk", "train.workers
 # what may be another one in the same directory: the results are the same, or more is measured
 MAY_CHANGE = ("train.seed", "train.backend", "train.chunk", "train.workers", "eval.metrics")
 Match = Literal["steps", "rounds"]
+Population = Literal["rows", "clients", "new clients"]
 
 
 class Method(NamedTuple):
@@ -85,18 +86,19 @@ class Planned(NamedTuple):
     @property
     def done(self) -> bool:
         """Whether the run is there, to its last round, with all that is to be measured."""
-        return self._has(self.tables["eval"].get("metrics"))
+        return self._has(self.tables["eval"].get("metrics"), rows=True)
 
     @property
     def is_finished(self) -> bool:
         """Whether the run is there, though perhaps without a metric that was asked for later."""
         return self._has(None)
 
-    def _has(self, metrics: Sequence[str] | None) -> bool:
+    def _has(self, metrics: Sequence[str] | None, *, rows: bool = False) -> bool:
         if not all((self.place / name).exists() for name in ("config.toml", "summary.json")):
             return False
         rounds = layout.rounds(self.place)
-        return rounds >= self.rounds and figures.is_current(self.place / figures.FILE, rounds, metrics)
+        return rounds >= self.rounds and figures.is_current(
+            self.place / figures.FILE, rounds, metrics, rows=rows)
 
     def require_own(self) -> None:
         """Refuse a run that is another one, such as one copied from another comparison."""
@@ -140,6 +142,9 @@ class Plan(NamedTuple):
     metrics: dict[str, Metric]  # what each figure means
     commands: list[str]
     versions: dict[str, str]
+    population: Population = "clients"  # what the intervals speak of
+    looks: int = 1  # how often the comparison may be looked at
+    metric_why: str | None = None  # why another metric than accuracy decides
 
     def runs(self, labels: Sequence[str] | None = None, seeds: Sequence[int] | None = None, *, jobs: int = 1
              ) -> list[Planned]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from descant.files import write_atomic
@@ -52,7 +53,8 @@ def _table(results: Results, shown: list[Column]) -> Table:
                            ("rounds", "right")):
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in results.rows:
-        table.add_row(row.label, *(cell(column.key, row.figures.get(column.key), results.metric)
+        is_best = row.label == results.best
+        table.add_row(f"[bold]{escape(row.label)}[/bold]" if is_best else escape(row.label), *(cell(column.key, row.figures.get(column.key), results.metric)
                                    for column in shown), f"{row.rounds:,}")
     return table
 
@@ -74,7 +76,7 @@ def draw_comparison(data: dict[str, Any], path: Path) -> None:
             axes.plot(curve[key], values["mean"], style, color=colour, label=label, linewidth=1.5)
             axes.fill_between(curve[key], values["low"], values["high"], color=colour, alpha=0.15,
                               linewidth=0)
-    metric = data["metric"].replace("_", " ")
+    metric = data["curve_metric"].replace("_", " ")
     left.set(xlabel="gradient steps", ylabel=f"test {metric} of the personal models")
     right.set(xlabel="round")
     if data["curves"]:
