@@ -198,7 +198,7 @@ def assert_agrees(found: figures.Columns, out: Path, metrics: tuple[str, ...] = 
 def test_figures_agree_with_the_clients_of_the_run(name: str, tmp_path: Path) -> None:
     method = FedAvg(finetune=3) if "+" in name else ALGORITHMS[name]()
     finished = run(method, out=tmp_path / "run")
-    found, notes = figures.measure(finished)
+    found, _, notes = figures.measure(finished)
     assert not notes
     assert_agrees(found, tmp_path / "run")
     assert [*found] == [*figures.FACTS, "loss", "accuracy", "balanced_accuracy", "auroc", "calibration_error"]
@@ -300,7 +300,7 @@ def test_regression_has_the_figures_of_its_task(tmp_path: Path) -> None:
 
 def test_a_task_that_predicts_nothing_has_its_loss(tmp_path: Path, own: str) -> None:
     finished = run(federation=quadratics(), model="quadratic", out=tmp_path / "run", dtype="float64")
-    found, notes = figures.measure(finished, [f"{own}:spread"])
+    found, _, notes = figures.measure(finished, [f"{own}:spread"])
     assert [*found][len(figures.FACTS):] == ["loss", "spread"]
     assert np.isnan(found["spread"]).all()
     assert_agrees(found, tmp_path / "run", ("loss",))
@@ -319,7 +319,7 @@ def test_a_client_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
         return task.predict(personal, x)
 
     monkeypatch.setattr(pFedMe, "predict", predict)
-    after, notes = figures.measure(finished)
+    after, _, notes = figures.measure(finished)
     lost = (after["client"] == 2) & (after["model"] == "personal")
     assert np.isnan(after["accuracy"][lost]).all()
     pooled = (after["client"] == figures.POOLED) & (after["model"] == "personal") & ~after["unseen"]
@@ -385,7 +385,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
 def test_metrics_of_ones_own_stand_beside_the_others(own: str) -> None:
     plain = figures.measure(run()).columns
     places = [f"{own}:{name}" for name in ("damaging", "spread", "shape")]
-    found, notes = figures.measure(run(eval={"every": 1, "metrics": places}))
+    found, _, notes = figures.measure(run(eval={"every": 1, "metrics": places}))
     assert not notes
     assert [*found] == [*plain, "damaging", "spread", "shape"]
     for name, column in plain.items():
@@ -400,7 +400,7 @@ def test_metrics_of_ones_own_stand_beside_the_others(own: str) -> None:
 
 def test_a_metric_that_fails_is_a_note(own: str) -> None:
     places = [f"{own}:{name}" for name in ("failing", "nothing", "text", "spread")]
-    found, notes = figures.measure(run(), places)
+    found, _, notes = figures.measure(run(), places)
     assert all(np.isnan(found[name]).all() for name in ("failing", "nothing", "text"))
     assert np.isfinite(found["spread"]).all()
     assert [note.split()[1] for note in notes] == ["failing", "nothing", "text"]
@@ -477,7 +477,7 @@ def test_what_is_read_is_what_was_measured(tmp_path: Path) -> None:
     for name, column in expected.items():
         np.testing.assert_array_equal(found[name], column)
         assert found[name].dtype.kind == column.dtype.kind, name
-    assert [p.name for p in tmp_path.iterdir()] == [figures.FILE]
+    assert {p.name for p in tmp_path.iterdir()} == {figures.FILE, figures.ROWS}
 
 
 @pytest.mark.parametrize("damage", [

@@ -8,6 +8,7 @@ taken for logits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +72,83 @@ def classification(outputs: np.ndarray, y: np.ndarray, classes: int) -> dict[str
         **of_two,
         "calibration_error": calibration_error(odds.confidence, right),
     }
+
+
+# -- how much each row moves a figure ------------------------------------------------------------------
+#
+# Influences [n] add up to zero, and their squares to an unbiased estimate of the figure's variance over other
+# rows of the same client: with them a figure is as easy to compare as a mean. A row is a sample: of sequences,
+# what its positions add up to. Figures without them: the calibration error, whose bins make it biased.
+
+
+def mean_influence(values: np.ndarray) -> np.ndarray:
+    """Of the mean of values [n]; zero where one row says nothing about others."""
+    n = len(values)
+    return np.asarray((values - values.mean()) / np.sqrt(n * (n - 1))) if n > 1 else np.zeros(n)
+
+
+def classification_influences(outputs: np.ndarray, y: np.ndarray, classes: int) -> dict[str, np.ndarray]:
+    """Of the figures of a classifier that have them."""
+    found = Predictions.of(outputs, y, classes)
+    right = (found.predicted == found.y).astype(float)
+    recalls = {c: _recall_influence(right, found.y == c) for c in np.unique(found.y).tolist()}
+    of_two = {"sensitivity": recalls[1] if 1 in recalls else np.full(len(right), np.nan),
+              "specificity": recalls[0] if 0 in recalls else np.full(len(right), np.nan)
+              } if classes == 2 else {}
+    of_rows = {"balanced_accuracy": np.mean(list(recalls.values()), 0), "auroc": _auroc_influence(found),
+               **of_two} if len(right) else {}
+    return {"accuracy": mean_influence(_per_sample(right, len(y), np.mean)),
+            **{name: _per_sample(values, len(y), np.sum) for name, values in of_rows.items()}}
+
+
+def regression_influences(values: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
+    """Of the mean squared error and of R2, the latter as far as it is linear."""
+    y = y.reshape(len(y), -1).astype(np.float64)
+    errors = np.square(values.reshape(y.shape).astype(np.float64) - y).mean(1)
+    around = np.square(y - y.mean(0)).mean(1)
+    mse, variance = errors.mean(), around.mean()
+    of_errors = mean_influence(errors)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {"mse": of_errors, "r2": -of_errors / variance + mse / variance**2 * mean_influence(around)}
+
+
+def _per_sample(values: np.ndarray, samples: int, how: Callable[..., np.ndarray]) -> np.ndarray:
+    """Values of positions [samples * positions] as values of samples."""
+    return how(values.reshape(samples, -1), axis=1) if samples else values
+
+
+def _recall_influence(right: np.ndarray, there: np.ndarray) -> np.ndarray:
+    found = np.zeros(len(right))
+    found[there] = mean_influence(right[there])
+    return found
+
+
+def _auroc_influence(found: Predictions) -> np.ndarray:
+    """DeLong's: how a row is placed among those of the other kind, mean over the classes that occur."""
+    occur = np.unique(found.y)
+    if len(occur) < 2:
+        return np.full(len(found.y), np.nan)
+    if found.logits.shape[1] == 2:
+        with np.errstate(invalid="ignore"):
+            return _placements(found.logits[:, 1].astype(np.float64) - found.logits[:, 0], found.y == 1)
+    odds = Odds.of(found.logits)
+    return np.asarray(np.mean([_placements(odds.of_class(found.logits, c), found.y == c)
+                               for c in occur.tolist()], 0))
+
+
+def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    if np.isnan(scores).any():
+        return np.full(len(scores), np.nan)
+    influence = np.zeros(len(scores))
+    for ours, sign in ((positive, 1.0), (~positive, -1.0)):
+        others = np.sort(scores[~ours])
+        below = (np.searchsorted(others, scores[ours], "left") + np.searchsorted(others, scores[ours], "right")
+                 ) / (2 * len(others))
+        influence[ours] = sign * mean_influence(below)
+    return influence
+
+
+# -- the figures ---------------------------------------------------------------------------------------
 
 
 def recall(predicted: np.ndarray, y: np.ndarray, of_class: int) -> float:

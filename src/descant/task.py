@@ -88,6 +88,10 @@ class Task(ABC):
         """The outputs (logits, values) for samples x [n, ...]."""
 
     @abstractmethod
+    def row_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The loss of each row [B], of what was predicted."""
+
+    @abstractmethod
     def tally(self, outputs: Tensor, batch: Batch) -> Tensor:
         """What the figures of outputs are made of, as sums over the rows that count (float64)."""
 
@@ -267,8 +271,11 @@ class ModuleTask(Task):
         """An ordinary module with this model's parameters, as the user's own code expects it."""
         return self.layout.load(copied(self._module, self.dtype), model).eval()
 
+    def row_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return self._loss(outputs, batch.y)
+
     def tally(self, outputs: Tensor, batch: Batch) -> Tensor:
-        losses = tally_losses(self._loss(outputs, batch.y), batch.weight)
+        losses = tally_losses(self.row_losses(outputs, batch), batch.weight)
         if self.classes is not None:
             own = tally_classification(outputs, batch.y.long(), batch.weight, self.classes)
         elif "mse" in self.metric_names:
@@ -403,8 +410,11 @@ class FunctionTask(Task):
         """The model itself for every sample: a function of a vector predicts nothing else."""
         return model.theta.expand(len(x), -1)
 
+    def row_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return self._losses(outputs[0], batch.x, batch.y)
+
     def tally(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return tally_losses(self._losses(outputs[0], batch.x, batch.y), batch.weight)
+        return tally_losses(self.row_losses(outputs, batch), batch.weight)
 
     def figures(self, tally: Tensor) -> Tensor:
         return loss_figure(tally)[None].to(self.dtype)

@@ -3,7 +3,9 @@
 While a run goes on, its rounds are scored by sums that are added over clients. A comparison asks for more:
 an AUROC, the calibration, whatever a user computes from outputs. So the models of the two rounds are made
 once more, and what they predict for the clients' test rows is measured, by `descant.measures` and by the
-user's own functions. All is written to `figures.csv` in the run's directory.
+user's own functions. All is written to `figures.csv` in the run's directory. `rows.npz` beside it says how
+much each test row moves the figures of its client's own model of the best round (`descant.measures`): what is
+needed to know how far other rows might have said something else.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,6 +41,7 @@ from descant.tree import Tree, map_tree, nbytes, take
 from descant.units import times
 
 FILE = "figures.csv"
+ROWS = "rows.npz"  # beside it
 POOLED = -1  # in place of a client: the rows of all of them together
 ROUNDS: tuple[Which, ...] = ("best", "last")  # without validation data, the best is the last
 FACTS = ("which", "round", "model", "client", "name", "unseen", "n_test")  # the columns before the figures
@@ -50,6 +54,7 @@ class Measured(NamedTuple):
     """What came of measuring a run."""
 
     columns: Columns
+    rows: Columns  # "row" (its number in the federation), "client", and the influence on each figure
     notes: list[str]  # what could not be measured, for people
 
 
@@ -102,12 +107,14 @@ def measure(run: Run, metrics: Sequence[str] | None = None) -> Measured:
     scale = _Scale(setup.task, own_metrics(setup.eval.metrics if metrics is None else metrics))
     snapshots = {which: run.snapshot(which) for which in ROUNDS}
     done: dict[int, list[_Part]] = {}  # by the number of the round: the best may be the last
+    best = snapshots["best"].number
+    rows = _Rows(scale)
     with one_thread(), torch.no_grad():
         for number, snapshot in {each.number: each for each in snapshots.values()}.items():
             done[number] = [part for group in _groups_of(run)
-                            for part in _of_round(run, snapshot, group, scale)]
+                            for part in _of_round(run, snapshot, group, scale, rows if number == best else None)]
     parts = [(which, part) for which, snapshot in snapshots.items() for part in done[snapshot.number]]
-    return Measured(_columns(parts, scale.names, setup.federation.names), scale.notes())
+    return Measured(_columns(parts, scale.names, setup.federation.names), rows.columns(), scale.notes())
 
 
 class _Part(NamedTuple):
@@ -146,6 +153,16 @@ class _Scale:
         found |= {name: self._by(name, outputs, y) for name in self.own}
         return [found[name] for name in self.names]
 
+    def influences(self, outputs: Tensor, batch: Batch) -> dict[str, np.ndarray]:
+        """How much each row moves those figures that say so."""
+        losses = self.task.row_losses(outputs, batch).double().numpy()
+        found = {"loss": measures.mean_influence(losses)}
+        if self.classes is not None:
+            found |= measures.classification_influences(outputs.numpy(), batch.y.numpy(), self.classes)
+        elif "mse" in self.task.metric_names:
+            found |= measures.regression_influences(outputs.numpy(), batch.y.numpy())
+        return found
+
     def _by(self, name: str, outputs: Tensor, y: Tensor) -> float:
         if self.task.scores_need_x:  # what it calls outputs means nothing without the samples
             self.failed(f"eval.metrics {name}", f"a {type(self.task).__name__} predicts nothing")
@@ -166,6 +183,25 @@ class _Scale:
     def notes(self) -> list[str]:
         return [f"{what} could not be measured {times(len(whys), 'time')}; first: {whys[0]}"
                 for what, whys in self._failed.items()]  # one line each, of however many clients
+
+
+class _Rows:
+    """What each test row does to the figures of its client's own model."""
+
+    def __init__(self, scale: _Scale) -> None:
+        self._scale = scale
+        self._parts: list[Columns] = []
+
+    def add(self, client: int, rows: Tensor, outputs: Tensor, batch: Batch) -> None:
+        with np.errstate(all="ignore"):  # models that are of no use have figures that are none
+            found = self._scale.influences(outputs, batch)
+        self._parts.append({"row": rows.numpy(), "client": np.full(len(rows), client)} | {
+            name: values.astype(np.float32) for name, values in found.items()})
+
+    def columns(self) -> Columns:
+        names = self._parts[0] if self._parts else ("row", "client")
+        return {name: np.concatenate([part[name] for part in self._parts]) if self._parts
+                else np.zeros(0, np.int64) for name in names}
 
 
 class _Pool:
@@ -201,13 +237,15 @@ def _groups_of(run: Run) -> Iterator[np.ndarray]:
         yield np.arange(federation.population, federation.everyone)
 
 
-def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale) -> Iterator[_Part]:
-    """The figures of some clients after one round."""
+def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale, single: _Rows | None
+              ) -> Iterator[_Part]:
+    """The figures of some clients after one round; `single` takes what each of their test rows does."""
     federation, task = run.setup.federation, run.setup.task
     shared = run.setup.algorithm.global_model(snapshot.server)
     kinds = ("personal",) if shared is None else ("personal", "global")
     pools = {kind: _Pool(scale) for kind in kinds}
     values = {kind: np.full((len(clients) + 1, len(scale.names)), np.nan) for kind in kinds}
+    unseen = bool(clients[0] >= federation.population)
     for at, personal in _personal(run, snapshot, clients, scale):
         rows = torch.from_numpy(federation.test[int(clients[at])])
         if not len(rows):
@@ -224,7 +262,8 @@ def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale) 
                 continue
             values[kind][at] = scale.figures(tally, outputs, y)
             pools[kind].add(tally, outputs, y)
-    unseen = bool(clients[0] >= federation.population)
+            if single is not None and kind == "personal" and not unseen:
+                single.add(int(clients[at]), rows, outputs, targets)
     for kind in kinds:
         values[kind][-1] = pools[kind].figures()
         yield _Part(snapshot.number, kind, unseen, np.append(clients, POOLED),
@@ -296,7 +335,7 @@ def _columns(named: Sequence[tuple[Which, _Part]], names: Sequence[str], clients
 def write(run: Run, path: Path, metrics: Sequence[str] | None = None) -> list[str]:
     """Measure a run and write its figures down; what could not be measured is returned. `metrics` as in
     `measure`."""
-    columns, notes = measure(run, metrics)
+    columns, rows, notes = measure(run, metrics)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -304,11 +343,32 @@ def write(run: Run, path: Path, metrics: Sequence[str] | None = None) -> list[st
     figures = [["" if value != value else repr(value) for value in column.tolist()]
                for name, column in columns.items() if name not in FACTS]
     writer.writerows(zip(*facts, *figures, strict=True))
+    packed = io.BytesIO()
+    number = np.array(columns["round"][0])  # the best round, which comes first
+    np.savez_compressed(packed, format=np.array(1), round=number,
+                        **rows)  # type: ignore[arg-type]
     try:
+        write_atomic(path.with_name(ROWS), packed.getvalue())
         write_atomic(path, text.getvalue().encode())
     except OSError as error:
         raise DescantError(f"cannot write {path}: {error.strerror or error}") from None
     return notes
+
+
+def read_rows(path: Path, best: int) -> Columns | None:
+    """What each test row does to the figures in the file `path` of the best round; None if that was not
+    written, as by older versions, or is of another round."""
+    try:
+        with np.load(path.with_name(ROWS), allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DescantError(f"{path.with_name(ROWS)} is damaged ({error}): remove it, and it is measured again "
+                           "from the run's checkpoint") from None
+    if found.pop("format", None) != 1 or found.pop("round", None) != best:
+        return None
+    return found
 
 
 def read(path: Path) -> Columns:
@@ -352,10 +412,13 @@ def _check(columns: Columns) -> None:
         raise ValueError("some rows are missing")
 
 
-def is_current(path: Path, rounds: int, metrics: Sequence[str] | None) -> bool:
-    """Whether the figures of a run of so many rounds are there, whole, and with these of the user's own."""
+def is_current(path: Path, rounds: int, metrics: Sequence[str] | None, *, rows: bool = False) -> bool:
+    """Whether the figures of a run of so many rounds are there, whole, and with these of the user's own; and
+    those of each row, if they are wanted."""
     try:
         columns = read(path)
+        if rows and read_rows(path, int(columns["round"][0])) is None:
+            return False
     except DescantError:
         return False  # they can be measured again
     wanted = {place.partition(":")[2] for place in metrics or ()}

@@ -37,11 +37,15 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
         "finished": all(run["state"] == "done" for run in progress),
         "progress": progress,
         "answer": words.answer(results),
-        "notes": words.notes(results),
+        "notes": words.notes(results) + ([] if curve_metric == results.metric else [
+            f"Rounds do not record {results.metric.replace('_', ' ')}: the curves show the "
+            f"{curve_metric.replace('_', ' ')}."]),
         "metric": results.metric,
         "lower_is_better": results.lower_is_better,
         "columns": [column._asdict() for column in shown],
-        "table": [{"label": row.label, "cells": {
+        "metric_why": plan.metric_why,
+        "population_words": words.population(results) if results.people else None,
+        "table": [{"label": row.label, "best": row.label in results.compared[:1], "cells": {
             column.key: {"text": cell(column.key, value, results.metric)} | _ends(value)
             for column in shown for value in [row.figures.get(column.key)]}} for row in results.rows],
         "methods": [_method(method) for method in plan.methods.values()],
@@ -50,10 +54,8 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
         "reference": results.reference,
         "clients": _clients(results),
         "differences": [{
-            "label": gap.label, "against": gap.against, "mean": gap.interval.mean, "low": gap.interval.low,
-            "high": gap.interval.high, "p": gap.p_holm,
-            "verdict": "better" if gap.is_real else "no difference found",
-            "words": words.difference(results, gap),
+            "label": gap.label, "against": gap.against, "mean": gap.mean, "low": gap.low, "high": gap.high,
+            "p": gap.p, "verdict": gap.verdict, "words": words.difference(results, gap),
             "clients_words": words.clients(gap)} for gap in results.differences],
         "grids": _grids(results),
         "clusters": _clusters(plan),

@@ -106,20 +106,22 @@ class Planned(NamedTuple):
     @property
     def done(self) -> bool:
         """Whether the run is there, to its last round, with all that is to be measured."""
-        return self._has(self.tables["eval"].get("metrics"))
+        return self._has(self.tables["eval"].get("metrics"), rows=True)
 
     @property
     def is_finished(self) -> bool:
         """Whether the run is there, though perhaps without a metric that was asked for later."""
         return self._has(None)
 
-    def _has(self, metrics: Sequence[str] | None) -> bool:
+    def _has(self, metrics: Sequence[str] | None, *, rows: bool = False) -> bool:
         if not all((self.place / name).exists() for name in ("config.toml", "summary.json")):
             return False
         rounds = layout.rounds(self.place)
         if rounds >= self.rounds and (stopped := self._stopped_at()) is not None:
-            return figures.is_current(self.place / figures.FILE, stopped, metrics)
-        return rounds >= self.rounds and figures.is_current(self.place / figures.FILE, rounds, metrics)
+            rounds = stopped
+        elif rounds < self.rounds:
+            return False
+        return figures.is_current(self.place / figures.FILE, rounds, metrics, rows=rows)
 
     def _stopped_at(self) -> int | None:
         """After how many rounds the run has stopped by itself."""

@@ -1,9 +1,12 @@
 """What a comparison came to, from the files of its runs: the table, the differences, the answer in words.
 
 Figures are those of the validation-best round, the models that one would take home (`_last`: of the last
-round). A figure of a method with one seed is the mean over the clients; then there is a mean over seeds with
-a 95 % interval. Of a grid, all members are in the table, and the one that is best on validation data is
-compared with the other methods.
+round). A figure of a method in one repetition is the mean over the clients; then there is a mean over the
+repetitions with a 95 % interval, which speaks of the plan's population. Of a grid, all members are in the table,
+and the one that is best on validation data is compared with the other methods.
+
+Three kinds of methods get no verdict: those that diverged in any repetition, those that were still improving
+when their training ended and are behind, and, with one repetition, all.
 """
 
 from __future__ import annotations
@@ -11,23 +14,32 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from descant.algorithms import LocalTrain
-from descant.comparison import figures, statistics
-from descant.comparison.plan import Plan, Planned
-from descant.comparison.statistics import ROUNDING, Difference, Interval, interval
+from descant.comparison import figures, progress, statistics
+from descant.comparison.plan import Plan, Planned, Population
+from descant.comparison.statistics import ROUNDING, Analysis, Interval, Pair, Units, interval
 from descant.errors import DescantError, UsageError, unknown
+from descant.experiment import directory as layout
 from descant.files import write_atomic
+from descant.units import duration, is_share
 
 WORST = 10  # a decile
 FIRST = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen",
          "bytes_per_client", "grad_steps", "seconds")  # of the columns of results.csv
 NONE = (float("-inf"),)  # the validation figures of a run without validation data
+WORTH = 0.01  # a smaller difference of shares is none that matters, nor is 1 % of a loss
+WORSE_THAN_CONSTANT = 100.0  # a loss that many times that of a constant prediction has exploded
+UNBOUNDED = ("loss", "mse", "r2")  # figures that one exploded model would decide for all
+ALTERNATIVES = ("accuracy", "balanced_accuracy", "auroc")  # what else one could have decided by
+
+Verdict: TypeAlias = Literal["better", "no difference found", "equivalent", "withheld", "diverged"]
 
 
 class Finished(NamedTuple):
@@ -36,8 +48,10 @@ class Finished(NamedTuple):
     label: str
     seed: int
     rounds: int
+    place: Path
     summary: dict[str, Any]
     columns: figures.Columns
+    single: figures.Columns | None  # of each test row; None where an older version measured
 
     def values(self, metric: str, which: str = "best", model: str = "personal", *, unseen: bool = False
                ) -> dict[int, float]:
@@ -46,14 +60,35 @@ class Finished(NamedTuple):
             return {}
         of = self.columns
         known = self._rows(which, model, unseen) & np.isfinite(of[metric])
+        if metric in UNBOUNDED:
+            known &= ~self._exploded
         return dict(zip(of["client"][known].tolist(), of[metric][known].tolist(), strict=True))
 
     @property
     def lost(self) -> int:
-        """How many clients have a model that is of no use: no finite loss on the test rows that they have."""
-        of = self.columns
+        """How many clients have a model that is of no use: no loss on their test rows, or one that has
+        exploded."""
         rows = self._rows("best", "personal", False)
-        return int((rows & (of["n_test"] > 0) & ~np.isfinite(of["loss"])).sum())
+        return int((rows & (self.columns["n_test"] > 0) & self._exploded).sum())
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether at least half of the clients have a model that is of no use."""
+        rows = self._rows("best", "personal", False) & (self.columns["n_test"] > 0)
+        best = (self.summary["best"] or self.summary["last"] or {}).get("personal", {})
+        told = 2 * best.get("diverged", 0) >= max(1, best.get("clients", 0))
+        return bool(rows.any()) and (2 * self.lost >= rows.sum() or told)
+
+    @property
+    def _exploded(self) -> np.ndarray:
+        of = self.columns
+        found = ~np.isfinite(of["loss"])
+        with np.errstate(invalid="ignore"):
+            if "r2" in of:
+                found |= of["r2"] < 1 - WORSE_THAN_CONSTANT
+            elif "accuracy" in of:
+                found |= of["loss"] > WORSE_THAN_CONSTANT
+        return np.asarray(found)
 
     def _rows(self, which: str, model: str, unseen: bool) -> np.ndarray:
         of = self.columns
@@ -78,6 +113,46 @@ class Row(NamedTuple):
     beside_alone: int  # clients of which it is known whether they are better off than alone
 
 
+class Difference(NamedTuple):
+    """By how much the best method is better than another, paired over the repetitions."""
+
+    label: str
+    against: str
+    mean: float  # less than zero where the other has the better figure, and has failed more clients
+    low: float | None  # the simultaneous interval, which leaves out zero exactly if p is below the level
+    high: float | None
+    p: float | None  # two-sided, corrected over all pairs; None with one repetition
+    verdict: Verdict
+    ratio: Pair | None  # logarithms of ratios, where these are compared
+    clients_p: float | None  # Wilcoxon's, over the clients' means over the repetitions
+    clients_better: int  # how many of them are better off with `label`, and worse off
+    clients_worse: int
+
+
+class Other(NamedTuple):
+    """What another metric would say."""
+
+    metric: str
+    best: str
+    levels: tuple[float, float]  # of that method, and of the best by the metric that decides
+    significant: bool
+
+
+class Share(NamedTuple):
+    """Some of the repetitions of a method."""
+
+    count: int
+    of: int
+
+
+class Outlook(NamedTuple):
+    """Whether more repetitions are worth their time."""
+
+    decided: bool
+    more: int | None  # repetitions that would probably settle what can be settled; None: none can
+    why: str
+
+
 class Results(NamedTuple):
     """All that is known of a comparison at the moment."""
 
@@ -85,31 +160,38 @@ class Results(NamedTuple):
     metric: str  # the one that decides
     lower_is_better: bool
     finished: list[Finished]
-    rows: list[Row]
+    rows: list[Row]  # best first
     reference: str | None  # whose clients learn alone
     chosen: dict[str, str]  # family -> label of its member that is best on validation data
-    level: Interval | None  # of the best method, over the seeds that are compared
+    compared: list[str]  # labels, best first
+    repetitions: int  # that are compared
+    people: int  # clients that are compared
+    level: Interval | None  # of the best method
+    analysis: Analysis | None  # of `compared`, in this order
     differences: list[Difference]  # the best method beside each of the others
+    beyond: Analysis | None  # the same for clients like these, where there are enough
+    has_rows: bool  # whether the noise of the test rows is in the intervals
+    others: list[Other]  # metrics by which another method would be best
     left_out: dict[str, str]  # label -> why a method is not compared
+    diverged: dict[str, Share]  # label -> in how many repetitions
+    unfinished: dict[str, Share]  # label -> in how many repetitions it was still improving
     lost: dict[str, float]  # label -> clients without a usable model, mean over the seeds
     failures: dict[str, str]  # run -> why it failed
     clients: dict[str, np.ndarray]  # label -> the figure of each client, mean over the seeds
 
     @property
     def best(self) -> str | None:
-        return self.differences[0].label if self.differences else None
+        """Of several methods."""
+        return self.compared[0] if len(self.compared) > 1 else None
 
+    @property
+    def worth(self) -> float:
+        """A difference that is too small to matter; zero where nobody can know."""
+        return WORTH if is_share(self.metric) or _is_ratio(self.metric, self.plan) else 0.0
 
-class Outlook(NamedTuple):
-    """Whether the comparison is settled, and what it would take."""
-
-    decided: bool
-    more: int | None  # repetitions; None: no number of them would do
-    why: str
-
-
-def outlook(results: Results) -> Outlook:
-    raise NotImplementedError
+    @property
+    def population(self) -> Population:
+        return self.plan.population
 
 
 def read(plan: Plan, metric: str | None = None) -> Results:
@@ -121,25 +203,232 @@ def read(plan: Plan, metric: str | None = None) -> Results:
     chosen = _chosen(plan, of)
     reference = next((label for label in of if isinstance(plan.methods[label].algorithm, LocalTrain)
                       and not _is_beaten(plan, label, chosen)), None)
-    alone = [] if reference is None else of[reference]
-    seeds, left_out = _compared(plan, of, chosen, metric)
-    values = {label: {run.seed: run.values(metric) for run in of[label] if run.seed in seeds}
-              for label in of if label not in left_out}
-    # a client that one method has failed is compared with nobody's
-    common = {seed: set.intersection(*({*each[seed]} for each in values.values())) for seed in seeds}
-    by_seed = {label: {seed: _mean({client: found[client] for client in common[seed]})
-                       for seed, found in each.items() if common[seed]} for label, each in values.items()}
-    lost = {label: float(np.mean([run.lost for run in of[label] if run.seed in seeds])) for label in values}
+    diverged = {label: Share(count, len(found)) for label, found in of.items()
+                if (count := sum(run.has_diverged for run in found))}
+    seeds, left_out = _compared(plan, of, chosen, metric, diverged)
+    labels = [label for label in of if label not in left_out]
+    lost = {label: float(np.mean([run.lost for run in of[label] if run.seed in seeds]))
+            for label in labels if seeds}
+    sample = _sample([[run for run in of[label] if run.seed in seeds] for label in labels], metric)
     everyone = 1 + max((int(run.columns["client"].max()) for run in finished), default=-1)
     clients = {label: _by_client([run.values(metric) for run in found
                                   if run.seed in seeds or label in left_out], everyone)
                for label, found in of.items()}
-    differences = statistics.differences(by_seed, clients, lower_is_better=lower, lost=lost)
-    best = differences[0].label if differences else next(iter(values), None)
-    level = None if best is None or not by_seed[best] else interval(list(by_seed[best].values()))
-    rows = [_row(found, metric, lower, alone) for found in of.values()]
-    return Results(plan, metric, lower, finished, rows, reference, chosen, level, differences, left_out, lost,
-                   plan.failures(), clients)
+    rows = [_row(found, metric, plan, [] if reference is None else of[reference]) for found in of.values()]
+    unfinished = {label: share for label, found in of.items()
+                  if (share := _still_improving(found, metric, lower)) is not None}
+    compared: list[str] = []
+    level = analysis = beyond = None
+    if sample is not None:
+        scores = _oriented(sample, metric, plan, None)[0].mean(0)
+        order = sorted(range(len(labels)), key=lambda k: (lost[labels[k]], -scores[k]))
+        compared, sample = [labels[k] for k in order], sample.of(order)
+        level = _level(sample.of([0]), metric, plan)
+    if sample is not None and len(compared) > 1:
+        analysis = _analysis(sample, metric, plan, plan.population)
+        if plan.population == "clients" and sample.people >= statistics.ENOUGH_CLIENTS:
+            beyond = _analysis(sample, metric, plan, "new clients")
+    found = Results(
+        plan, metric, lower, finished, rows, reference, chosen, compared,
+        0 if sample is None else len(sample.scores), 0 if sample is None else sample.people, level, analysis, [],
+        beyond, sample is not None and sample.rows is not None, [], left_out, diverged, unfinished, lost,
+        plan.failures(), clients)
+    found = found._replace(differences=_differences(found), others=_others(found, of, seeds))
+    return found._replace(rows=_sorted(found))
+
+
+def _sorted(found: Results) -> list[Row]:
+    """The methods in the order of the table: the best first, those that diverged last."""
+    sign = -1.0 if found.lower_is_better else 1.0
+
+    def key(row: Row) -> tuple[bool, bool, float, float]:
+        mean = row.figures["personal"].mean
+        return (row.label in found.diverged, row.label not in found.compared[:1],
+                found.lost.get(row.label, 0.0), math.inf if math.isnan(mean) else -sign * mean)
+
+    return sorted(found.rows, key=key)
+
+
+# -- the methods side by side ----------------------------------------------------------------------------
+
+
+class _Sample(NamedTuple):
+    """The figures of methods over the repetitions and clients that all of them have."""
+
+    scores: np.ndarray  # [R, M] means over the clients
+    clients: np.ndarray  # [R, C, M] NaN where a client is not compared
+    rows: Units | None  # None where it is not known what each test row does
+
+    @property
+    def people(self) -> int:
+        """How many clients are compared."""
+        return int(np.isfinite(self.clients).all(2).any(0).sum())
+
+    def of(self, methods: Sequence[int]) -> _Sample:
+        at = list(methods)
+        rows = None if self.rows is None else self.rows._replace(influence=self.rows.influence[..., at])
+        return _Sample(self.scores[:, at], self.clients[..., at], rows)
+
+    def units(self, population: Population) -> Units | None:
+        """What else than the repetitions might have been drawn otherwise."""
+        if population == "rows":
+            return None
+        return self.rows if population == "clients" else statistics.of_clients(self.clients)
+
+
+def _sample(methods: Sequence[Sequence[Finished]], metric: str) -> _Sample | None:
+    """Of runs of each method with the same seeds; None where no client is left. A client that one method has
+    failed in a repetition is compared with nobody's."""
+    together = [{run.seed: run for run in found} for found in methods]
+    seeds = sorted(together[0]) if together else []
+    values = {seed: [of[seed].values(metric) for of in together] for seed in seeds}
+    common = {seed: sorted(set.intersection(*({*each} for each in found))) for seed, found in values.items()}
+    seeds = [seed for seed in seeds if common[seed]]
+    if not seeds:
+        return None
+    clients = np.full((len(seeds), 1 + max(max(common[seed]) for seed in seeds), len(together)), np.nan)
+    for r, seed in enumerate(seeds):
+        for m, each in enumerate(values[seed]):
+            clients[r, common[seed], m] = [each[client] for client in common[seed]]
+    runs = [[of[seed] for of in together] for seed in seeds]
+    return _Sample(np.nanmean(clients, 1), clients, _units(runs, metric, clients))
+
+
+def _units(runs: Sequence[Sequence[Finished]], metric: str, clients: np.ndarray) -> Units | None:
+    """The test rows as units, of runs [R][M] whose clients [R, C, M] are compared."""
+    tables = [[run.single for run in each] for each in runs]
+    if any(table is None or metric not in table for each in tables for table in each):
+        return None
+    known = [[table for table in each if table is not None] for each in tables]
+    numbers = np.unique(np.concatenate([table["row"] for each in known for table in each]))
+    influence = np.zeros((len(runs), len(numbers), clients.shape[2]))
+    owners = np.full(len(numbers), -1)
+    for r, each in enumerate(known):
+        is_compared = np.isfinite(clients[r]).all(1)
+        for m, table in enumerate(each):
+            there = is_compared[np.minimum(table["client"], len(is_compared) - 1)]
+            there &= table["client"] < len(is_compared)
+            at = np.searchsorted(numbers, table["row"][there])
+            influence[r, at, m] = np.nan_to_num(table[metric][there]) / is_compared.sum()
+            owners[at] = table["client"][there]
+    return Units(influence, int((owners >= 0).sum()) - len({*owners[owners >= 0].tolist()}))
+
+
+def _is_ratio(metric: str, plan: Plan) -> bool:
+    """Whether methods are compared by the ratio of their figures: losses, which have no upper end."""
+    return metric in plan.metrics and plan.metrics[metric].lower_is_better and not is_share(metric)
+
+
+def _oriented(sample: _Sample, metric: str, plan: Plan, population: Population | None
+              ) -> tuple[np.ndarray, Units | None]:
+    """Scores of which more is better, and their units, on the scale on which methods are compared."""
+    scores = sample.scores
+    units = None if population is None else sample.units(population)
+    if _is_ratio(metric, plan) and (scores > 0).all():
+        scores, units = statistics.logarithms(scores, units)
+    if metric in plan.metrics and plan.metrics[metric].lower_is_better:
+        scores, units = -scores, None if units is None else units._replace(influence=-units.influence)
+    return scores, units
+
+
+def _analysis(sample: _Sample, metric: str, plan: Plan, population: Population) -> Analysis:
+    scores, units = _oriented(sample, metric, plan, population)
+    return statistics.compare(scores, units, level=statistics.LEVEL / plan.looks)
+
+
+def _level(sample: _Sample, metric: str, plan: Plan) -> Interval:
+    """The figure of one method, with an interval of possible values."""
+    found = statistics.level(sample.scores[:, 0], sample.units(plan.population))
+    least = 0.0 if is_share(metric) or _is_ratio(metric, plan) else -math.inf
+    return found.within(least, 1.0 if is_share(metric) else math.inf)
+
+
+def _differences(found: Results) -> list[Difference]:
+    """The best method beside each of the others, the nearest first, and those that diverged."""
+    if found.analysis is None or found.level is None:
+        return []
+    best, sign, rows = found.compared[0], -1.0 if found.lower_is_better else 1.0, []
+    is_ratio = _is_ratio(found.metric, found.plan)
+    for k, other in enumerate(found.compared[1:], 1):
+        pair = found.analysis.beside(0, k)
+        # of a ratio, what it means for the level of the best
+        ends = [None if end is None else found.level.mean * math.expm1(end) if is_ratio else end
+                for end in (pair.mean, pair.low, pair.high)]
+        gains = sign * (found.clients[best] - found.clients[other])
+        rows.append(Difference(
+            best, other, float("nan") if ends[0] is None else ends[0], ends[1], ends[2], pair.p,
+            _verdict(found, other, pair), pair if is_ratio else None,
+            statistics.wilcoxon(found.clients[best], found.clients[other]),
+            int((gains > ROUNDING).sum()), int((gains < -ROUNDING).sum())))
+    return rows + [Difference(best, label, float("nan"), None, None, None, "diverged", None, None, 0, 0)
+                   for label in found.diverged if not _is_beaten(found.plan, label, found.chosen)]
+
+
+def _verdict(found: Results, other: str, pair: Pair) -> Verdict:
+    if pair.p is None or pair.low is None or pair.high is None or other in found.unfinished or (
+            pair.mean < 0 and found.lost[other] > found.lost[found.compared[0]]):
+        return "withheld"
+    assert found.analysis is not None
+    if pair.p < found.analysis.level:
+        return "better"
+    return "equivalent" if max(-pair.low, pair.high) < found.worth else "no difference found"
+
+
+def _others(found: Results, of: Mapping[str, Sequence[Finished]], seeds: Sequence[int]) -> list[Other]:
+    """The metrics by which another method would be best."""
+    others = []
+    for metric in ALTERNATIVES if found.metric in ALTERNATIVES else ():
+        sample = _sample([[run for run in of[label] if run.seed in seeds] for label in found.compared], metric)
+        if metric == found.metric or len(found.compared) < 2 or sample is None:
+            continue
+        scores = sample.scores.mean(0)
+        best = int(scores.argmax())
+        if scores[best] > scores[0] + ROUNDING:
+            p = _analysis(sample, metric, found.plan, found.population).beside(best, 0).p
+            others.append(Other(metric, found.compared[best], (float(scores[best]), float(scores[0])),
+                                p is not None and p < statistics.LEVEL / found.plan.looks))
+    return others
+
+
+def outlook(results: Results) -> Outlook:
+    """Whether all of the best method's differences are settled: significant, or too small to matter; and how
+    many more repetitions would settle the rest."""
+    analysis = results.analysis
+    if analysis is None:
+        return Outlook(True, None, "there are no two methods to compare")
+    if results.repetitions < 2:
+        return Outlook(False, 4, "one repetition says nothing about another")
+    open_ = {gap.against: analysis.beside(0, k) for k, gap in enumerate(results.differences, 1)
+             if gap.verdict == "no difference found"}
+    if not open_:
+        return Outlook(True, None, "every difference is significant, or too small to matter")
+    needed = {label: statistics.needed(pair, analysis, results.worth) for label, pair in open_.items()}
+    known = [count for count in needed.values() if count is not None]
+    if known:
+        more = max(known) - results.repetitions
+        return Outlook(False, more, f"{more} more repetitions would probably settle what can be settled, about "
+                                    f"{duration(more * seconds(results))} of computing")
+    what = {"rows": "the methods are too close", "clients": "there are too few test rows",
+            "new clients": "there are too few clients"}[results.population]
+    lasting = any(pair.lasting > pair.repetition / statistics.MOST_REPETITIONS for pair in open_.values())
+    return Outlook(False, None, what if lasting else
+                   f"the methods are too close: it would take more than {statistics.MOST_REPETITIONS} repetitions")
+
+
+def seconds(results: Results) -> float:
+    """What one repetition of all methods takes, one run after another."""
+    return sum(row.figures["seconds"].mean for row in results.rows)
+
+
+def _still_improving(found: Sequence[Finished], metric: str, lower: bool) -> Share | None:
+    """In how many repetitions a method was still improving when its training ended; None if it was not."""
+    gains = [progress.last_gain(layout.read_metrics(run.place), metric, lower=lower) for run in found
+             if run.summary.get("stopped") != "converged"]
+    count = progress.still_improving(gains)
+    return None if count is None else Share(count, len(found))
+
+
+# -- the runs --------------------------------------------------------------------------------------------
 
 
 def _finished(run: Planned) -> Finished | None:
@@ -152,7 +441,10 @@ def _finished(run: Planned) -> Finished | None:
     except (ValueError, UsageError) as error:
         raise DescantError(f"the run in {run.place} is damaged ({error}): remove that directory, and compare "
                            "again") from None
-    return Finished(run.label, run.seed, summary["rounds"], summary, figures.read(run.place / figures.FILE))
+    path = run.place / figures.FILE
+    columns = figures.read(path)
+    return Finished(run.label, run.seed, summary["rounds"], run.place, summary, columns,
+                    figures.read_rows(path, int(columns["round"][0])))
 
 
 def _metric(plan: Plan, finished: Sequence[Finished], wanted: str | None) -> tuple[str, bool]:
@@ -196,12 +488,14 @@ def _is_beaten(plan: Plan, label: str, chosen: Mapping[str, str]) -> bool:
     return place is not None and chosen.get(place.family, label) != label
 
 
-def _compared(plan: Plan, of: Mapping[str, Sequence[Finished]], chosen: Mapping[str, str], metric: str
-              ) -> tuple[list[int], dict[str, str]]:
+def _compared(plan: Plan, of: Mapping[str, Sequence[Finished]], chosen: Mapping[str, str], metric: str,
+              diverged: Mapping[str, Share]) -> tuple[list[int], dict[str, str]]:
     """The seeds that methods are compared over, all the same ones; and which methods are left out, and why. A
     method that has few of the seeds would leave few for all: it is left out until it has more."""
     left_out = {label: "another of its grid is better on validation data" for label in of
                 if _is_beaten(plan, label, chosen)}
+    left_out |= {label: f"it diverged in {share.count} of {share.of} repetitions"
+                 for label, share in diverged.items() if label not in left_out}
     name = metric.replace("_", " ")
     left_out |= {label: f"no client has a finite {name}" if all(metric in run.columns for run in found) else
                  f"its {name} has not been measured yet" for label, found in of.items()
@@ -237,8 +531,9 @@ def mean_over_seeds(table: np.ndarray) -> np.ndarray:
     return mean
 
 
-def _row(found: Sequence[Finished], metric: str, lower: bool, alone: Sequence[Finished]) -> Row:
+def _row(found: Sequence[Finished], metric: str, plan: Plan, alone: Sequence[Finished]) -> Row:
     cells: dict[str, list[float]] = {}
+    lower = metric in plan.metrics and plan.metrics[metric].lower_is_better
 
     def note(key: str, value: float) -> None:
         cells.setdefault(key, []).append(value)
@@ -264,18 +559,43 @@ def _row(found: Sequence[Finished], metric: str, lower: bool, alone: Sequence[Fi
         note("bytes_per_client", (costs["bytes_down"] + costs["bytes_up"]) / costs["clients"])
         note("grad_steps", costs["grad_steps"])
         note("seconds", costs["seconds"])
-    row = {"personal": interval([])} | {key: interval(values) for key, values in cells.items()}
+    row = {"personal": interval([])} | {key: _possible(key, interval(values), metric)
+                                        for key, values in cells.items()}
+    for name in names:  # of these it is known what else might have been drawn
+        if (sample := _sample([found], name)) is not None:
+            row["personal" if name == metric else f"personal_{name}"] = _level(sample, name, plan)
     beside_alone = 0
     if alone:
+        both = {run.seed for run in found} & {run.seed for run in alone}
+        row["gain"] = _gain([[run for run in each if run.seed in both] for each in (found, alone)], metric, plan)
         gains = [gain for run in found for other in alone
                  if run.seed == other.seed and (gain := _gains(run, other, metric, lower))]
-        row["gain"] = interval([_mean(gain) for gain in gains])
         if gains:
             mean = _by_client(gains, 1 + max(max(gain) for gain in gains))
             known = mean[np.isfinite(mean)]
             beside_alone = len(known)
             row["worse_off"] = Interval(float((known < -ROUNDING).mean()), None, None, len(gains))
     return Row(found[0].label, found[0].rounds, len(found), row, beside_alone)
+
+
+def _possible(key: str, value: Interval, metric: str) -> Interval:
+    """Shares lie between 0 and 1, and so do the ends of their intervals."""
+    name = next((name for name in (metric, *ALTERNATIVES) if key.startswith(("personal", "global"))
+                 and (key.endswith(name) or f"{name}_" in key or name == metric and "_" not in key)), None)
+    is_one = is_share(name or key) or (key in ("worst_decile", "unseen") and is_share(metric))
+    return value.within(0.0, 1.0) if is_one else value
+
+
+def _gain(both: Sequence[Sequence[Finished]], metric: str, plan: Plan) -> Interval:
+    """By how much a client is better off with the first method than with the second, on average."""
+    sample = _sample(both, metric)
+    if sample is None:
+        return interval([])
+    sign = np.array([1.0, -1.0]) * (-1.0 if plan.metrics[metric].lower_is_better else 1.0)
+    units = sample.units(plan.population)
+    if units is not None:
+        units = units._replace(influence=(units.influence @ sign)[..., None])
+    return statistics.level(sample.scores @ sign, units)
 
 
 def _gains(run: Finished, alone: Finished, metric: str, lower: bool) -> dict[int, float]:
@@ -294,17 +614,39 @@ def _worst(values: Mapping[int, float], lower: bool) -> float:
 
 
 def write_csv(results: Results, path: Path) -> None:
-    """One row for each method: every figure with the ends of its interval."""
+    """One row for each method, best first: every figure with the ends of its interval. Beside it, in
+    `differences.csv`, all pairs of methods."""
     there = dict.fromkeys(key for row in results.rows for key in row.figures)
     keys = [*(key for key in FIRST if key in there), *(key for key in there if key not in FIRST)]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "algorithm", "seeds", "rounds", "metric",
-                     *(f"{key}{end}" for key in keys for end in ("", "_low", "_high"))])
+    nobody = Share(0, 0)
+    table = [["method", "algorithm", "seeds", "rounds", "metric",
+              *(f"{key}{end}" for key in keys for end in ("", "_low", "_high")),
+              "diverged", "still_improving"]]
     for row in results.rows:
         cells = [cell for key in keys for cell in _ends(row.figures.get(key))]
         name = results.plan.methods[row.label].asked["name"]
-        writer.writerow([row.label, name, row.seeds, row.rounds, results.metric, *cells])
+        table.append([row.label, name, str(row.seeds), str(row.rounds), results.metric, *cells,
+                      str(results.diverged.get(row.label, nobody).count),
+                      str(results.unfinished.get(row.label, nobody).count)])
+    _write(table, path)
+    _write(_pairs(results), path.with_name("differences.csv"))
+
+
+def _pairs(results: Results) -> list[list[str]]:
+    """All pairs, the better one first; a ratio of losses as its logarithm."""
+    table = [["method", "against", "metric", "population", "scale", "repetitions", "mean", "low", "high", "p"]]
+    scale = "log ratio" if _is_ratio(results.metric, results.plan) else "difference"
+    pairs = {} if results.analysis is None else results.analysis.pairs
+    for (a, b), pair in pairs.items():
+        ends = [*pair[:3], pair.p]
+        table.append([results.compared[a], results.compared[b], results.metric, results.population, scale,
+                      str(results.repetitions), *("" if end is None else repr(end) for end in ends)])
+    return table
+
+
+def _write(table: Sequence[Sequence[str]], path: Path) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(table)
     write_atomic(path, text.getvalue().encode())
 
 

@@ -49,7 +49,7 @@ def _column(key: str, results: Results) -> Column:
 
 
 def cell(key: str, value: Interval | None, metric: str) -> str:
-    """A figure with what the interval adds and takes away."""
+    """A figure with what the interval adds and takes away; its ends where that is not the same."""
     if value is None or value.mean != value.mean:
         return "-"
     if key == "bytes_per_client":
@@ -63,7 +63,9 @@ def cell(key: str, value: Interval | None, metric: str) -> str:
     name = metric if key in MAIN else key
     sign = "+" if key == "gain" and value.mean > 0 else ""
     text = f"{sign}{figure(name, value.mean)}"
-    if value.high is None:
+    if value.low is None or value.high is None:
         return text
-    reach = value.high - value.mean
-    return f"{text} ± {reach:.4f}" if is_share(name) else f"{text} ± {reach:.2g}"
+    below, above = value.mean - value.low, value.high - value.mean
+    if abs(below - above) > 1e-9 * max(above, below):  # it ends where figures end
+        return f"{text} ({figure(name, value.low)} to {figure(name, value.high)})"
+    return f"{text} ± {above:.4f}" if is_share(name) else f"{text} ± {above:.2g}"

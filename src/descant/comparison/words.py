@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
 from descant.algorithms import LocalTrain
 from descant.comparison.budget import spent
-from descant.comparison.results import Results, Row, missing_seeds
-from descant.comparison.statistics import ENOUGH_SEEDS, Difference
-from descant.units import figure, is_share, times
+from descant.comparison.results import Difference, Results, Row, missing_seeds, outlook, seconds
+from descant.comparison.statistics import ENOUGH_CLIENTS
+from descant.units import duration, figure, is_share, times
 
 MISMATCH = 0.05  # a share of the budget that is worth telling
 
@@ -18,14 +19,16 @@ def answer(results: Results) -> list[str]:
     """What came out, the main thing first."""
     if not results.rows:
         return ["No run has finished yet."]
+    troubles = [*_diverged(results), *_unfinished(results)]
     if results.level is None:
-        return [f"No client has a finite test {_name(results)} with all methods: nothing can be compared."]
+        return [*troubles, f"No client has a finite test {_name(results)} with all methods: nothing can be "
+                           "compared."]
     if results.best is None:
-        [only] = [row.label for row in results.rows if row.label not in results.left_out]
-        return [f"{only} has {_level(results)}: there is no other method to compare it with"
-                f"{'' if len(results.rows) == len(results.plan.methods) else ' yet'}."]
+        return [f"{results.compared[0]} has {_level(results)}: there is no other method to compare it with"
+                f"{'' if len(results.rows) == len(results.plan.methods) else ' yet'}.", *troubles]
     best = next(row for row in results.rows if row.label == results.best)
-    return [f"{results.best} is best: {_level(results)}.", *_others(results), *_alone(results, best)]
+    return [_headline(results), *_others(results), *troubles, *_open(results), *_elsewhere(results),
+            *_other_metrics(results), *_alone(results, best), *_untuned(results)]
 
 
 def notes(results: Results) -> list[str]:
@@ -36,12 +39,21 @@ def notes(results: Results) -> list[str]:
             f"{label} lacks seed {', '.join(map(str, seeds))}" for label, seeds in missing.items())
             + ". Methods are compared over seeds that all of them have.")
     found += [f"{run} failed: {why}." for run, why in results.failures.items()]
+    if results.plan.metric_why:
+        found.append(f"{_name(results).capitalize()} decides: {results.plan.metric_why}.")
     found += [f"Of the grid of {family}, {label} is best on validation data: it is the one that is compared "
               "with the other methods." for family, label in results.chosen.items()]
     found += [f"{label} is left out of the comparison: {why}." for label, why in results.left_out.items()
-              if methods[label].grid is None]
-    found += [f"{label} gives {count:g} of its clients a model without a finite loss, on average over the "
-              "seeds: that counts before any other figure." for label, count in results.lost.items() if count]
+              if methods[label].grid is None and label not in results.diverged]
+    found += [f"{label} gives {count:g} of its clients a model of no use (no finite loss, or one that has "
+              "exploded), on average over the repetitions: that counts before any other figure."
+              for label, count in results.lost.items() if count]
+    if results.population == "clients" and results.level is not None and not results.has_rows:
+        found.append(f"The intervals leave out the noise of the test rows: {_name(results)} has no value for "
+                     "each row, or an older version measured it (the same command again measures it anew).")
+    if results.best in results.unfinished:
+        found.append(f"{results.best} was still improving at the last round too: with more training, its lead "
+                     "may grow.")
     found += [f"{run.label}, seed {run.seed}, has {run.rounds} rounds in place of "
               f"{methods[run.label].rounds}: it was extended, and has had more than its share."
               for run in results.finished if run.rounds > methods[run.label].rounds]
@@ -55,9 +67,6 @@ def notes(results: Results) -> list[str]:
         found.append(f"{_and(added)} {'was' if len(added) == 1 else 'were'} added, as the baselines that "
                      f"every comparison needs, with {solver['name']} at {solver['lr']:g}: for others, "
                      "name them with yours, or use --tune.")
-    untuned = [label for label, method in methods.items() if not method.tuned]
-    if untuned and len(untuned) < len(methods):
-        found.append(f"Not tuned: {_and(untuned)}.")
     return found
 
 
@@ -75,17 +84,32 @@ def _budgets(results: Results) -> list[str]:
             if abs(count / usual - 1) > MISMATCH]
 
 
+def population(results: Results) -> str:
+    """Of whom the answer speaks."""
+    people = times(results.people, "client")
+    return {"rows": f"on these test rows of {people}", "clients": f"on new rows of these {people}",
+            "new clients": f"on clients like these {results.people:,}"}[results.population]
+
+
 def difference(results: Results, gap: Difference) -> str:
-    """Whether the best method differs from another."""
-    seeds, behind = gap.interval.seeds, f"{gap.against} is {_behind(results, gap)}"
-    if gap.p is None or gap.p_holm is None:
-        return f"{behind} with one seed, which says nothing about another"
-    corrected = f"p {_p(gap.p_holm)} after Holm's correction"
-    if gap.is_real:
-        return f"{behind}: a real difference ({corrected}, {seeds} seeds)"
-    if gap.holds:
-        return f"{behind}: suggestive ({corrected}, but only {seeds} seeds)"
-    return f"{behind}: not told apart ({corrected}, {seeds} seeds)"
+    """Whether the best method differs from another, in one line."""
+    if gap.verdict == "diverged":
+        share = results.diverged[gap.against]
+        return f"{gap.against} diverged in {share.count} of {times(share.of, 'repetition')}"
+    if gap.p is None:
+        return f"{gap.against} is {_size(results, gap)} behind in one repetition, which says nothing about another"
+    size = f"by {_size(results, gap)}, {_range(results, gap)}; p {_p(gap.p)}"
+    if gap.mean < 0:
+        return f"{gap.against} has the better figures ({size}), but fails more clients"
+    if gap.verdict == "withheld":
+        share = results.unfinished[gap.against]
+        return (f"no verdict: {gap.against} is behind ({size}), but was still improving at the last round "
+                f"({share.count} of {times(share.of, 'repetition')})")
+    if gap.verdict == "better":
+        return f"{gap.label} is significantly better than {gap.against} ({size})"
+    if gap.verdict == "equivalent":
+        return f"{gap.label} and {gap.against} are as good as each other ({size})"
+    return f"no significant difference between {gap.label} and {gap.against} (ahead {size})"
 
 
 def clients(gap: Difference) -> str | None:
@@ -102,51 +126,161 @@ def _name(results: Results) -> str:
 
 def _level(results: Results) -> str:
     assert results.level is not None
-    mean, low, high, seeds = results.level
+    mean, low, high, repetitions = results.level
     ends = ""
     if low is not None and high is not None:
-        low, high = (max(0.0, low), min(1.0, high)) if is_share(results.metric) else (low, high)
         ends = f", 95 % interval {figure(results.metric, low)} to {figure(results.metric, high)}"
-    return (f"test {_name(results)} {figure(results.metric, mean)} of the clients' own models on average "
-            f"({times(seeds, 'seed')}{ends})")
+    return (f"test {_name(results)} {figure(results.metric, mean)} of the clients' own models "
+            f"{population(results)} ({times(repetitions, 'repetition')}{ends})")
+
+
+def _headline(results: Results) -> str:
+    analysis = results.analysis
+    assert analysis is not None
+    count, p = len(results.compared), analysis.p
+    if p is None:
+        return f"{results.best} is best: {_level(results)}."
+    if p >= analysis.level:
+        return (f"No significant difference between the {count} methods (p {_p(p)}); {results.best} is ahead: "
+                f"{_level(results)}.")
+    overall = f"The {count} methods differ (p {_p(p)}); " if count > 2 else ""
+    return f"{overall}{results.best} is best: {_level(results)}."
 
 
 def _others(results: Results) -> list[str]:
-    gaps = results.differences
-    seeds = gaps[0].interval.seeds
-    if seeds == 1:
-        return [f"The next is {gaps[0].against}, {_behind(results, gaps[0])}. One seed cannot say whether "
-                "that would hold with another: repeat with --seeds 0,1,2,3,4."]
-    apart = [gap.against for gap in gaps if gap.holds]
-    close = [gap.against for gap in gaps if not gap.holds]
+    gaps = [gap for gap in results.differences if gap.verdict != "diverged"]
+    if results.repetitions == 1:
+        return [f"The next is {gaps[0].against}, {_size(results, gaps[0])} behind. One repetition cannot say "
+                "whether that would hold in another, and gives no intervals: repeat with --seeds 0,1,2,3,4."]
     found = []
-    if apart:
-        lead = "The difference is real" if seeds >= ENOUGH_SEEDS else "The difference is suggestive"
-        found.append(f"{lead} for {_and(apart)} (paired over {seeds} seeds, Holm's correction over all pairs)"
-                     + ("." if seeds >= ENOUGH_SEEDS else
-                        f"; it takes {ENOUGH_SEEDS} seeds to call it real."))
-    if close:
-        found.append(f"It is not told apart from {_and(close)}: what it is ahead by may be chance.")
+    if better := [gap for gap in gaps if gap.verdict == "better"]:
+        found.append(f"{results.best} is significantly better than " + _and(
+            [f"{gap.against} (by {_size(results, gap)}, {_range(results, gap)})" for gap in better]) + ".")
+    if equal := [gap.against for gap in gaps if gap.verdict == "equivalent"]:
+        least = "1 point" if is_share(results.metric) else "1 %"
+        found.append(f"It is as good as {_and(equal)}: the difference is less than {least}.")
+    if close := [gap for gap in gaps if gap.verdict == "no difference found"]:
+        found.append(f"{'No' if better or equal else 'There is no'} significant difference from " + _and(
+            [f"{gap.against} ({_signed(results, gap)})" for gap in close]) + ".")
+    failed = [gap.against for gap in gaps if gap.mean < 0 and gap.verdict == "withheld"]
+    if failed:
+        found.append(f"{_and(failed)} {'has' if len(failed) == 1 else 'have'} better figures, but "
+                     f"{'fails' if len(failed) == 1 else 'fail'} more clients.")
     return found
 
 
-def _behind(results: Results, gap: Difference) -> str:
-    size = figure(results.metric, abs(gap.interval.mean))
-    return f"{size} behind" if gap.interval.mean >= 0 else f"{size} better, but with more clients failed"
+def _diverged(results: Results) -> list[str]:
+    return [f"{label} diverged in {share.count} of {times(share.of, 'repetition')} and is not compared: try "
+            "smaller steps, or scale the features (data.scale)." for label, share in results.diverged.items()]
+
+
+def _unfinished(results: Results) -> list[str]:
+    """Methods that are behind because they have not been trained to their end."""
+    behind = [label for label in results.compared[1:] if label in results.unfinished]
+    told = [f"{label} (in {share.count} of {times(share.of, 'repetition')})" for label in behind
+            for share in [results.unfinished[label]]]
+    if not told:
+        return []
+    was = "it was" if len(told) == 1 else "they were"
+    return [f"No verdict about {_and(told)}: {was} still improving at the last round. Train longer, or use "
+            "--budget converge."]
+
+
+def _open(results: Results) -> list[str]:
+    """What it would take to settle the rest."""
+    found = outlook(results)
+    if found.decided or results.repetitions < 2:
+        return []
+    if found.more is None:
+        return [f"More repetitions would not settle the rest: {found.why}."]
+    time = duration(found.more * seconds(results))
+    return [f"{times(found.more, 'more repetition')} would probably settle what is open, about {time} "
+            "(--until-decided)."]
+
+
+def _elsewhere(results: Results) -> list[str]:
+    """Whether the answer would hold for other clients."""
+    better = [gap.against for gap in results.differences if gap.verdict == "better"]
+    if results.population != "clients" or not better:
+        return []
+    if results.beyond is None:
+        return [f"{times(results.people, 'client')} {'is' if results.people == 1 else 'are'} too few to say "
+                f"whether it would hold for others (it takes {ENOUGH_CLIENTS})."]
+    beyond = results.beyond
+    still = [label for k, label in enumerate(results.compared[1:], 1) if label in better
+             and (p := beyond.beside(0, k).p) is not None and p < beyond.level]
+    whom = f"clients like these {results.people:,}"
+    if still == better:
+        return [f"The same holds for other {whom}."]
+    if not still:
+        return [f"For other {whom}, none of this is significant."]
+    return [f"For other {whom}, only the difference from {_and(still)} is significant."]
+
+
+def _other_metrics(results: Results) -> list[str]:
+    return [f"By {other.metric.replace('_', ' ')}, {other.best} would be best "
+            f"({figure(other.metric, other.levels[0])} against {figure(other.metric, other.levels[1])}, "
+            f"{'a' if other.significant else 'no'} significant difference)." for other in results.others]
 
 
 def _alone(results: Results, best: Row) -> list[str]:
-    if results.reference is None:
+    if results.reference is None or results.repetitions < 1:
         return []
     if isinstance(results.plan.methods[best.label].algorithm, LocalTrain):
         return ["No method serves the clients better than training alone."]
     gain, worse = best.figures.get("gain"), best.figures.get("worse_off")
-    if gain is None or worse is None:
+    if gain is None or worse is None or math.isnan(gain.mean):
         return []
     worse_off = round(worse.mean * best.beside_alone)
     verb = "is" if worse_off == 1 else "are"
-    return [f"A client gains {figure(results.metric, gain.mean)} over training alone on average; "
+    return [f"A client gains {_points(results, gain.mean)} over training alone on average; "
             f"{worse_off:,} of {times(best.beside_alone, 'client')} {verb} worse off than alone."]
+
+
+def _untuned(results: Results) -> list[str]:
+    untuned = [label for label in results.compared if not results.plan.methods[label].tuned]
+    if not untuned:
+        return []
+    if len(untuned) == len(results.compared):
+        return ["All methods have the settings they were given, untuned: --tune might change the order."]
+    return [f"Not tuned: {_and(untuned)}."]
+
+
+# -- numbers ---------------------------------------------------------------------------------------------
+
+
+def _points(results: Results, value: float) -> str:
+    return f"{100 * value:.1f} points" if is_share(results.metric) else figure(results.metric, value)
+
+
+def _size(results: Results, gap: Difference) -> str:
+    """How far apart two methods are: in points, or in percent of a loss."""
+    if gap.ratio is not None:
+        return f"{_percent(abs(gap.ratio.mean))} %"
+    return _points(results, abs(gap.mean))
+
+
+def _range(results: Results, gap: Difference) -> str:
+    """The simultaneous interval, in the same unit, as seen by who is ahead."""
+    low, high = (gap.low, gap.high) if gap.ratio is None else (gap.ratio.low, gap.ratio.high)
+    assert low is not None
+    assert high is not None
+    if (gap.mean if gap.ratio is None else gap.ratio.mean) < 0:
+        low, high = -high, -low
+    if gap.ratio is not None:
+        return f"{_percent(low)} to {_percent(high)}"
+    if is_share(results.metric):
+        return f"{100 * max(low, -1.0):.1f} to {100 * min(high, 1.0):.1f}"
+    return f"{figure(results.metric, low)} to {figure(results.metric, high)}"
+
+
+def _signed(results: Results, gap: Difference) -> str:
+    return f"{_size(results, gap)} ahead, {_range(results, gap)}"
+
+
+def _percent(log_ratio: float) -> str:
+    """By how many percent a loss is lower."""
+    return f"{-100 * math.expm1(-log_ratio):.3g}"
 
 
 def _and(names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from descant.files import write_atomic
@@ -55,7 +56,8 @@ def _table(results: Results, shown: list[Column]) -> Table:
                            ("rounds", "right")):
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in results.rows:
-        table.add_row(row.label, *(cell(column.key, row.figures.get(column.key), results.metric)
+        is_best = row.label == results.best
+        table.add_row(f"[bold]{escape(row.label)}[/bold]" if is_best else escape(row.label), *(cell(column.key, row.figures.get(column.key), results.metric)
                                    for column in shown), f"{row.rounds:,}")
     return table
 
