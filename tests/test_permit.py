@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,10 @@ def test_a_model_runs_no_command(evil: str, sent: Path, here: Path) -> None:
 
 
 @pytest.fixture
-def compared(here: Path) -> Path:
+def compared(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A comparison without runs; those that are made are made in a thread of this process."""
+    monkeypatch.setattr(carry_out.concurrent.futures, "ProcessPoolExecutor",
+                        lambda count, **_: ThreadPoolExecutor(count))
     (here / "e.toml").write_text(tomli_w.dumps({
         "data": DATA, "train": TRAIN, "algorithms": [{"name": "fedavg"}, {"name": "ditto"}]}))
     with planning.held(here / "out"):
