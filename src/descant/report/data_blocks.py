@@ -12,7 +12,6 @@ from descant.report.data_columns import Columns, by_class
 from descant.units import times
 
 WIDTH, HEIGHT = 110, 25  # the most that is drawn, however wide the terminal and many the classes
-LONGEST = 14  # letters of a class's name
 # from nothing to the most; the second where the terminal has no blocks
 SHADES, PLAIN_SHADES = " ·░▒▓█", " .:+*#"
 STEPS, PLAIN_STEPS = "▁▂▃▄▅▆▇█", "123456789"
@@ -21,8 +20,7 @@ STEPS, PLAIN_STEPS = "▁▂▃▄▅▆▇█", "123456789"
 def draw_blocks(federation: Federation, measured: Measured, width: int, plain: bool) -> list[str]:
     """A column per client (or per few clients that are alike), a row per class, the sizes on top."""
     counts = measured.counts
-    classes, labels = (np.zeros((federation.everyone, 0)), []) if counts is None else _merged(
-        counts, federation.class_names)
+    classes, labels = (np.zeros((federation.everyone, 0)), []) if counts is None else _merged(counts)
     margin = 2 + max(len(label) for label in ("client", *labels))
     room = max(min(width, WIDTH) - margin, 10)
     keys = (-measured.sizes,) if counts is None else by_class(counts)
@@ -30,40 +28,30 @@ def draw_blocks(federation: Federation, measured: Measured, width: int, plain: b
     wide = max(1, min(3, room // len(columns)))
 
     steps, shades = (PLAIN_STEPS, PLAIN_SHADES) if plain else (STEPS, SHADES)
-    who = _clients(federation) if wide == 3 else []
-    rows = {}
+    rows = {"client": [str(k) for k in range(len(columns))]} if wide == 3 else {}
     height = columns.mean(measured.sizes)
     rows["rows"] = [steps[k] for k in _levels(height, len(steps)) - 1]
     share = columns.mean(classes)
     for label, level in zip(labels, _levels(share, len(shades) - 1).T, strict=True):
         rows[label] = [shades[k] for k in level]
-    lines = [f"{'client':>{margin - 2}}  {''.join(f'{name:<3}' for name in who)}".rstrip()] if who else []
-    lines += [f"{label:>{margin - 2}}  {''.join(_cell(sign, wide) for sign in row)}".rstrip()
-              for label, row in rows.items()]
+    lines = [f"{label:>{margin - 2}}  {''.join(_cell(sign, wide) for sign in row)}".rstrip()
+             for label, row in rows.items()]
     if federation.unseen:
         mark = round(columns.seen * wide)
         lines.append(" " * (margin + mark) + "^" * (len(columns) * wide - mark) + " unseen")
-    named = [f"{k} {name}" for k, name in zip(who, federation.names, strict=True) if k != name] if who else []
-    return [*lines, *([f"clients: {', '.join(named)}"] if named else []), _legend(columns, height, share)]
-
-
-def _clients(federation: Federation) -> list[str]:
-    """What stands above a column: the client's name, or its number where names are too long for that."""
-    if all(len(name) <= 2 for name in federation.names):
-        return list(federation.names)
-    return [str(k) for k in range(federation.everyone)]
+    return [*lines, _legend(columns, height, share)]
 
 
 def _cell(sign: str, wide: int) -> str:
-    """A sign as wide as a column; wide columns have a gap between them."""
-    return f"{sign if sign.isdecimal() else sign * 2:<3}" if wide == 3 else sign * wide
+    """A sign as wide as a column; wide columns have a gap between them, and room for a number."""
+    return f"{sign * 2 if len(sign) == 1 and not sign.isdecimal() else sign:<3}" if wide == 3 else sign * wide
 
 
-def _merged(counts: np.ndarray, names: tuple[str, ...] | None) -> tuple[np.ndarray, list[str]]:
+def _merged(counts: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """The clients' shares of the classes, neighbours put together where there are many."""
     classes = counts.shape[1]
     edges = np.arange(min(classes, HEIGHT) + 1) * classes // min(classes, HEIGHT)
-    labels = [(names[low][:LONGEST] if names else f"{low}") if high - low == 1 else f"{low}-{high - 1}"
+    labels = [f"{low}" if high - low == 1 else f"{low}-{high - 1}"
               for low, high in itertools.pairwise(edges)]
     return np.add.reduceat(shares(counts), edges[:-1], axis=1), labels
 
