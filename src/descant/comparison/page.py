@@ -113,8 +113,8 @@ def _method(method: Method) -> dict[str, Any]:
 
 
 def _curves(plan: Plan, results: Results) -> tuple[dict[str, Any], str]:
-    """The test figures of each method at its evaluated rounds, also of runs that are still going on; and which
-    figures these are: the loss, where rounds do not record the metric that decides."""
+    """The test figures of each method at its evaluated rounds, also of runs that are still going on; and
+    which figures these are: the loss, where rounds do not record the metric that decides."""
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for run in plan.runs():
         if rows := layout.read_metrics(run.place):
