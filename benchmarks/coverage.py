@@ -70,7 +70,8 @@ def drawn(world: World, rng: np.random.Generator) -> Drawn:
         favour = np.take_along_axis(favour, chosen[0], 1)
     by_chance = np.hypot(np.hypot(world.seeds, world.own), world.luck)
     rows = Units(influence.reshape(count, -1, methods), clients * (tested - 1))
-    return Drawn(figures.mean(1), {"rows": None, "clients": rows, "new clients": statistics.of_clients(figures)},
+    units = {"rows": None, "clients": rows, "new clients": statistics.of_clients(figures)}
+    return Drawn(figures.mean(1), units,
                  {"rows": _expected(world, favour, by_chance),
                   "clients": _expected(world, of_client, np.hypot(by_chance, world.rows_differ)),
                   "new clients": np.zeros(methods)})
@@ -171,8 +172,8 @@ def main() -> None:
     for methods, repetitions in itertools.product((2, 3, 5, 10), (3, 5, 10)):
         cells = [f"{false_alarms(kind, repetitions, methods, comparisons, rng):.1%}" for kind in KINDS]
         print(f"| {methods} | {repetitions} | {' | '.join(cells)} |", flush=True)
-    print("\n0.869 against 0.602, 10 methods, 5 repetitions\n\n| a repetition moves a method by | before | now |")
-    print("|---|---|---|")
+    print("\n0.869 against 0.602, 10 methods, 5 repetitions")
+    print("\n| a repetition moves a method by | before | now |\n|---|---|---|")
     for spread in (0.03, 0.05, 0.07, 0.1):
         before, now = power(spread, comparisons, rng)
         print(f"| {spread} | {before:.0%} | {now:.0%} |", flush=True)
@@ -200,7 +201,8 @@ def every_source() -> list[tuple[str, ...]]:
 def is_defined(world: World, population: str) -> bool:
     """Whether anything varies for a population: an interval without width is right or wrong, and no more."""
     by_seed = world.seeds > 0 or world.luck > 0 or (world.rows_differ > 0 and world.splits != "fixed")
-    more = {"rows": 0.0, "clients": world.rows_differ, "new clients": world.rows_differ + world.clients_differ}
+    more = {"rows": 0.0, "clients": world.rows_differ,
+            "new clients": world.rows_differ + world.clients_differ}
     return by_seed or more[population] > 0
 
 

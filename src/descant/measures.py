@@ -77,8 +77,8 @@ def classification(outputs: np.ndarray, y: np.ndarray, classes: int) -> dict[str
 # -- how much each row moves a figure ------------------------------------------------------------------
 #
 # Influences [n] add up to zero, and their squares to an unbiased estimate of the figure's variance over other
-# rows of the same client: with them a figure is as easy to compare as a mean. A row is a sample: of sequences,
-# what its positions add up to. Figures without them: the calibration error, whose bins make it biased.
+# rows of the same client: with them a figure is as easy to compare as a mean. A row is a sample: of
+# sequences, what its positions add up to. The calibration error has none: its bins make it biased.
 
 
 def mean_influence(values: np.ndarray) -> np.ndarray:
@@ -142,9 +142,8 @@ def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
     influence = np.zeros(len(scores))
     for ours, sign in ((positive, 1.0), (~positive, -1.0)):
         others = np.sort(scores[~ours])
-        below = (np.searchsorted(others, scores[ours], "left") + np.searchsorted(others, scores[ours], "right")
-                 ) / (2 * len(others))
-        influence[ours] = sign * mean_influence(below)
+        below = sum(np.searchsorted(others, scores[ours], side) for side in ("left", "right"))
+        influence[ours] = sign * mean_influence(np.asarray(below) / (2 * len(others)))
     return influence
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from descant.comparison.plan import Plan
-from descant.comparison.results import Finished
+from descant.comparison.finished import Finished
 from descant.units import times
 
 

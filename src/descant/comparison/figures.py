@@ -111,8 +111,9 @@ def measure(run: Run, metrics: Sequence[str] | None = None) -> Measured:
     rows = _Rows(scale)
     with one_thread(), torch.no_grad():
         for number, snapshot in {each.number: each for each in snapshots.values()}.items():
+            single = rows if number == best else None
             done[number] = [part for group in _groups_of(run)
-                            for part in _of_round(run, snapshot, group, scale, rows if number == best else None)]
+                            for part in _of_round(run, snapshot, group, scale, single)]
     parts = [(which, part) for which, snapshot in snapshots.items() for part in done[snapshot.number]]
     return Measured(_columns(parts, scale.names, setup.federation.names), rows.columns(), scale.notes())
 
@@ -364,8 +365,8 @@ def read_rows(path: Path, best: int) -> Columns | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DescantError(f"{path.with_name(ROWS)} is damaged ({error}): remove it, and it is measured again "
-                           "from the run's checkpoint") from None
+        raise DescantError(f"{path.with_name(ROWS)} is damaged ({error}): remove it, and it is measured "
+                           "again from the run's checkpoint") from None
     if found.pop("format", None) != 1 or found.pop("round", None) != best:
         return None
     return found

@@ -13,9 +13,9 @@ MOST = 2 / 3  # of the repetitions
 
 
 def last_gain(rows: Sequence[Mapping[str, Any]], metric: str, *, lower: bool) -> float | None:
-    """By how much the last quarter of a run's training is better than the one before; of figures of which less
-    is better, as a share. Zero where it is no more than noise, None where nobody can tell. Of rounds that do
-    not record the metric, the loss is taken."""
+    """By how much the last quarter of a run's training is better than the one before; of figures of which
+    less is better, as a share. Zero where it is no more than noise, None where nobody can tell. Of rounds
+    that do not record the metric, the loss is taken."""
     found = [row["personal"]["val"] for row in rows if "personal" in row]
     if not all(metric in val for val in found):
         metric, lower = "loss", True

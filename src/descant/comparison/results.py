@@ -2,8 +2,8 @@
 
 Figures are those of the validation-best round, the models that one would take home (`_last`: of the last
 round). A figure of a method in one repetition is the mean over the clients; then there is a mean over the
-repetitions with a 95 % interval, which speaks of the plan's population. Of a grid, all members are in the table,
-and the one that is best on validation data is compared with the other methods.
+repetitions with a 95 % interval, which speaks of the plan's population. Of a grid, all members are in the
+table, and the one that is best on validation data is compared with the other methods.
 
 Three kinds of methods get no verdict: those that diverged in any repetition, those that were still improving
 when their training ended and are behind, and, with one repetition, all.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,84 +22,24 @@ import numpy as np
 
 from descant.algorithms import LocalTrain
 from descant.comparison import figures, progress, statistics
-from descant.comparison.plan import Plan, Planned, Population
-from descant.comparison.statistics import ROUNDING, Analysis, Interval, Pair, Units, interval
-from descant.errors import DescantError, UsageError, unknown
+from descant.comparison.finished import Finished
+from descant.comparison.finished import read as read_run
+from descant.comparison.plan import Plan, Population
+from descant.comparison.sample import analyse, gain_over, is_ratio, level_of, oriented, sample_of
+from descant.comparison.statistics import ROUNDING, Analysis, Interval, Pair, interval
+from descant.errors import unknown
 from descant.experiment import directory as layout
 from descant.files import write_atomic
-from descant.units import duration, is_share
+from descant.units import duration, is_share, times
 
 WORST = 10  # a decile
 FIRST = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen",
          "bytes_per_client", "grad_steps", "seconds")  # of the columns of results.csv
 NONE = (float("-inf"),)  # the validation figures of a run without validation data
 WORTH = 0.01  # a smaller difference of shares is none that matters, nor is 1 % of a loss
-WORSE_THAN_CONSTANT = 100.0  # a loss that many times that of a constant prediction has exploded
-UNBOUNDED = ("loss", "mse", "r2")  # figures that one exploded model would decide for all
 ALTERNATIVES = ("accuracy", "balanced_accuracy", "auroc")  # what else one could have decided by
 
 Verdict: TypeAlias = Literal["better", "no difference found", "equivalent", "withheld", "diverged"]
-
-
-class Finished(NamedTuple):
-    """One run that is done."""
-
-    label: str
-    seed: int
-    rounds: int
-    place: Path
-    summary: dict[str, Any]
-    columns: figures.Columns
-    single: figures.Columns | None  # of each test row; None where an older version measured
-
-    def values(self, metric: str, which: str = "best", model: str = "personal", *, unseen: bool = False
-               ) -> dict[int, float]:
-        """The figure of each client that has one."""
-        if metric not in self.columns:  # which was asked for after this run was measured
-            return {}
-        of = self.columns
-        known = self._rows(which, model, unseen) & np.isfinite(of[metric])
-        if metric in UNBOUNDED:
-            known &= ~self._exploded
-        return dict(zip(of["client"][known].tolist(), of[metric][known].tolist(), strict=True))
-
-    @property
-    def lost(self) -> int:
-        """How many clients have a model that is of no use: no loss on their test rows, or one that has
-        exploded."""
-        rows = self._rows("best", "personal", False)
-        return int((rows & (self.columns["n_test"] > 0) & self._exploded).sum())
-
-    @property
-    def has_diverged(self) -> bool:
-        """Whether at least half of the clients have a model that is of no use."""
-        rows = self._rows("best", "personal", False) & (self.columns["n_test"] > 0)
-        best = (self.summary["best"] or self.summary["last"] or {}).get("personal", {})
-        told = 2 * best.get("diverged", 0) >= max(1, best.get("clients", 0))
-        return bool(rows.any()) and (2 * self.lost >= rows.sum() or told)
-
-    @property
-    def _exploded(self) -> np.ndarray:
-        of = self.columns
-        found = ~np.isfinite(of["loss"])
-        with np.errstate(invalid="ignore"):
-            if "r2" in of:
-                found |= of["r2"] < 1 - WORSE_THAN_CONSTANT
-            elif "accuracy" in of:
-                found |= of["loss"] > WORSE_THAN_CONSTANT
-        return np.asarray(found)
-
-    def _rows(self, which: str, model: str, unseen: bool) -> np.ndarray:
-        of = self.columns
-        rows: np.ndarray = ((of["which"] == which) & (of["model"] == model) & (of["unseen"] == unseen)
-                            & (of["client"] != figures.POOLED))
-        return rows
-
-    def pooled(self, metric: str, model: str) -> float:
-        """The figure over the rows of all clients together."""
-        of = self.columns
-        rows = (of["which"] == "best") & (of["model"] == model) & (of["client"] == figures.POOLED)
-        return float(of[metric][rows][0]) if rows.any() else float("nan")
 
 
 class Row(NamedTuple):
@@ -141,7 +80,7 @@ class Other(NamedTuple):
 class Share(NamedTuple):
     """Some of the repetitions of a method."""
 
-    count: int
+    some: int
     of: int
 
 
@@ -187,7 +126,7 @@ class Results(NamedTuple):
     @property
     def worth(self) -> float:
         """A difference that is too small to matter; zero where nobody can know."""
-        return WORTH if is_share(self.metric) or _is_ratio(self.metric, self.plan) else 0.0
+        return WORTH if is_share(self.metric) or is_ratio(self.metric, self.plan) else 0.0
 
     @property
     def population(self) -> Population:
@@ -196,7 +135,7 @@ class Results(NamedTuple):
 
 def read(plan: Plan, metric: str | None = None) -> Results:
     """The results so far. `metric` is what decides; without it the plan's, accuracy, or the loss."""
-    finished = [found for run in plan.runs() if (found := _finished(run)) is not None]
+    finished = [found for run in plan.runs() if (found := read_run(run)) is not None]
     metric, lower = _metric(plan, finished, metric or plan.metric)
     of = {label: [run for run in finished if run.label == label] for label in plan.methods}
     of = {label: found for label, found in of.items() if found}
@@ -209,7 +148,7 @@ def read(plan: Plan, metric: str | None = None) -> Results:
     labels = [label for label in of if label not in left_out]
     lost = {label: float(np.mean([run.lost for run in of[label] if run.seed in seeds]))
             for label in labels if seeds}
-    sample = _sample([[run for run in of[label] if run.seed in seeds] for label in labels], metric)
+    sample = sample_of([[run for run in of[label] if run.seed in seeds] for label in labels], metric)
     everyone = 1 + max((int(run.columns["client"].max()) for run in finished), default=-1)
     clients = {label: _by_client([run.values(metric) for run in found
                                   if run.seed in seeds or label in left_out], everyone)
@@ -220,21 +159,23 @@ def read(plan: Plan, metric: str | None = None) -> Results:
     compared: list[str] = []
     level = analysis = beyond = None
     if sample is not None:
-        scores = _oriented(sample, metric, plan, None)[0].mean(0)
+        scores = oriented(sample, metric, plan, None)[0].mean(0)
         order = sorted(range(len(labels)), key=lambda k: (lost[labels[k]], -scores[k]))
         compared, sample = [labels[k] for k in order], sample.of(order)
-        level = _level(sample.of([0]), metric, plan)
+        level = level_of(sample.of([0]), metric, plan)
     if sample is not None and len(compared) > 1:
-        analysis = _analysis(sample, metric, plan, plan.population)
+        analysis = analyse(sample, metric, plan, plan.population)
         if plan.population == "clients" and sample.people >= statistics.ENOUGH_CLIENTS:
-            beyond = _analysis(sample, metric, plan, "new clients")
-    found = Results(
+            beyond = analyse(sample, metric, plan, "new clients")
+    results = Results(
         plan, metric, lower, finished, rows, reference, chosen, compared,
-        0 if sample is None else len(sample.scores), 0 if sample is None else sample.people, level, analysis, [],
-        beyond, sample is not None and sample.rows is not None, [], left_out, diverged, unfinished, lost,
-        plan.failures(), clients)
-    found = found._replace(differences=_differences(found), others=_others(found, of, seeds))
-    return found._replace(rows=_sorted(found))
+        repetitions=0 if sample is None else len(sample.scores),
+        people=0 if sample is None else sample.people,
+        level=level, analysis=analysis, differences=[], beyond=beyond,
+        has_rows=sample is not None and sample.rows is not None, others=[], left_out=left_out,
+        diverged=diverged, unfinished=unfinished, lost=lost, failures=plan.failures(), clients=clients)
+    results = results._replace(differences=_differences(results), others=_others(results, of, seeds))
+    return results._replace(rows=_sorted(results))
 
 
 def _sorted(found: Results) -> list[Row]:
@@ -249,98 +190,7 @@ def _sorted(found: Results) -> list[Row]:
     return sorted(found.rows, key=key)
 
 
-# -- the methods side by side ----------------------------------------------------------------------------
-
-
-class _Sample(NamedTuple):
-    """The figures of methods over the repetitions and clients that all of them have."""
-
-    scores: np.ndarray  # [R, M] means over the clients
-    clients: np.ndarray  # [R, C, M] NaN where a client is not compared
-    rows: Units | None  # None where it is not known what each test row does
-
-    @property
-    def people(self) -> int:
-        """How many clients are compared."""
-        return int(np.isfinite(self.clients).all(2).any(0).sum())
-
-    def of(self, methods: Sequence[int]) -> _Sample:
-        at = list(methods)
-        rows = None if self.rows is None else self.rows._replace(influence=self.rows.influence[..., at])
-        return _Sample(self.scores[:, at], self.clients[..., at], rows)
-
-    def units(self, population: Population) -> Units | None:
-        """What else than the repetitions might have been drawn otherwise."""
-        if population == "rows":
-            return None
-        return self.rows if population == "clients" else statistics.of_clients(self.clients)
-
-
-def _sample(methods: Sequence[Sequence[Finished]], metric: str) -> _Sample | None:
-    """Of runs of each method with the same seeds; None where no client is left. A client that one method has
-    failed in a repetition is compared with nobody's."""
-    together = [{run.seed: run for run in found} for found in methods]
-    seeds = sorted(together[0]) if together else []
-    values = {seed: [of[seed].values(metric) for of in together] for seed in seeds}
-    common = {seed: sorted(set.intersection(*({*each} for each in found))) for seed, found in values.items()}
-    seeds = [seed for seed in seeds if common[seed]]
-    if not seeds:
-        return None
-    clients = np.full((len(seeds), 1 + max(max(common[seed]) for seed in seeds), len(together)), np.nan)
-    for r, seed in enumerate(seeds):
-        for m, each in enumerate(values[seed]):
-            clients[r, common[seed], m] = [each[client] for client in common[seed]]
-    runs = [[of[seed] for of in together] for seed in seeds]
-    return _Sample(np.nanmean(clients, 1), clients, _units(runs, metric, clients))
-
-
-def _units(runs: Sequence[Sequence[Finished]], metric: str, clients: np.ndarray) -> Units | None:
-    """The test rows as units, of runs [R][M] whose clients [R, C, M] are compared."""
-    tables = [[run.single for run in each] for each in runs]
-    if any(table is None or metric not in table for each in tables for table in each):
-        return None
-    known = [[table for table in each if table is not None] for each in tables]
-    numbers = np.unique(np.concatenate([table["row"] for each in known for table in each]))
-    influence = np.zeros((len(runs), len(numbers), clients.shape[2]))
-    owners = np.full(len(numbers), -1)
-    for r, each in enumerate(known):
-        is_compared = np.isfinite(clients[r]).all(1)
-        for m, table in enumerate(each):
-            there = is_compared[np.minimum(table["client"], len(is_compared) - 1)]
-            there &= table["client"] < len(is_compared)
-            at = np.searchsorted(numbers, table["row"][there])
-            influence[r, at, m] = np.nan_to_num(table[metric][there]) / is_compared.sum()
-            owners[at] = table["client"][there]
-    return Units(influence, int((owners >= 0).sum()) - len({*owners[owners >= 0].tolist()}))
-
-
-def _is_ratio(metric: str, plan: Plan) -> bool:
-    """Whether methods are compared by the ratio of their figures: losses, which have no upper end."""
-    return metric in plan.metrics and plan.metrics[metric].lower_is_better and not is_share(metric)
-
-
-def _oriented(sample: _Sample, metric: str, plan: Plan, population: Population | None
-              ) -> tuple[np.ndarray, Units | None]:
-    """Scores of which more is better, and their units, on the scale on which methods are compared."""
-    scores = sample.scores
-    units = None if population is None else sample.units(population)
-    if _is_ratio(metric, plan) and (scores > 0).all():
-        scores, units = statistics.logarithms(scores, units)
-    if metric in plan.metrics and plan.metrics[metric].lower_is_better:
-        scores, units = -scores, None if units is None else units._replace(influence=-units.influence)
-    return scores, units
-
-
-def _analysis(sample: _Sample, metric: str, plan: Plan, population: Population) -> Analysis:
-    scores, units = _oriented(sample, metric, plan, population)
-    return statistics.compare(scores, units, level=statistics.LEVEL / plan.looks)
-
-
-def _level(sample: _Sample, metric: str, plan: Plan) -> Interval:
-    """The figure of one method, with an interval of possible values."""
-    found = statistics.level(sample.scores[:, 0], sample.units(plan.population))
-    least = 0.0 if is_share(metric) or _is_ratio(metric, plan) else -math.inf
-    return found.within(least, 1.0 if is_share(metric) else math.inf)
+# -- verdicts --------------------------------------------------------------------------------------------
 
 
 def _differences(found: Results) -> list[Difference]:
@@ -348,16 +198,16 @@ def _differences(found: Results) -> list[Difference]:
     if found.analysis is None or found.level is None:
         return []
     best, sign, rows = found.compared[0], -1.0 if found.lower_is_better else 1.0, []
-    is_ratio = _is_ratio(found.metric, found.plan)
+    by_ratio = is_ratio(found.metric, found.plan)
     for k, other in enumerate(found.compared[1:], 1):
         pair = found.analysis.beside(0, k)
         # of a ratio, what it means for the level of the best
-        ends = [None if end is None else found.level.mean * math.expm1(end) if is_ratio else end
+        ends = [None if end is None else found.level.mean * math.expm1(end) if by_ratio else end
                 for end in (pair.mean, pair.low, pair.high)]
         gains = sign * (found.clients[best] - found.clients[other])
         rows.append(Difference(
             best, other, float("nan") if ends[0] is None else ends[0], ends[1], ends[2], pair.p,
-            _verdict(found, other, pair), pair if is_ratio else None,
+            _verdict(found, other, pair), pair if by_ratio else None,
             statistics.wilcoxon(found.clients[best], found.clients[other]),
             int((gains > ROUNDING).sum()), int((gains < -ROUNDING).sum())))
     return rows + [Difference(best, label, float("nan"), None, None, None, "diverged", None, None, 0, 0)
@@ -377,14 +227,15 @@ def _verdict(found: Results, other: str, pair: Pair) -> Verdict:
 def _others(found: Results, of: Mapping[str, Sequence[Finished]], seeds: Sequence[int]) -> list[Other]:
     """The metrics by which another method would be best."""
     others = []
+    runs = [[run for run in of[label] if run.seed in seeds] for label in found.compared]
     for metric in ALTERNATIVES if found.metric in ALTERNATIVES else ():
-        sample = _sample([[run for run in of[label] if run.seed in seeds] for label in found.compared], metric)
+        sample = sample_of(runs, metric)
         if metric == found.metric or len(found.compared) < 2 or sample is None:
             continue
         scores = sample.scores.mean(0)
         best = int(scores.argmax())
         if scores[best] > scores[0] + ROUNDING:
-            p = _analysis(sample, metric, found.plan, found.population).beside(best, 0).p
+            p = analyse(sample, metric, found.plan, found.population).beside(best, 0).p
             others.append(Other(metric, found.compared[best], (float(scores[best]), float(scores[0])),
                                 p is not None and p < statistics.LEVEL / found.plan.looks))
     return others
@@ -406,13 +257,13 @@ def outlook(results: Results) -> Outlook:
     known = [count for count in needed.values() if count is not None]
     if known:
         more = max(known) - results.repetitions
-        return Outlook(False, more, f"{more} more repetitions would probably settle what can be settled, about "
-                                    f"{duration(more * seconds(results))} of computing")
+        return Outlook(False, more, f"{times(more, 'more repetition')} would probably settle what can be "
+                                    f"settled, about {duration(more * seconds(results))} of computing")
     what = {"rows": "the methods are too close", "clients": "there are too few test rows",
             "new clients": "there are too few clients"}[results.population]
     lasting = any(pair.lasting > pair.repetition / statistics.MOST_REPETITIONS for pair in open_.values())
-    return Outlook(False, None, what if lasting else
-                   f"the methods are too close: it would take more than {statistics.MOST_REPETITIONS} repetitions")
+    many = f"the methods are too close: it would take more than {statistics.MOST_REPETITIONS} repetitions"
+    return Outlook(False, None, what if lasting else many)
 
 
 def seconds(results: Results) -> float:
@@ -429,22 +280,6 @@ def _still_improving(found: Sequence[Finished], metric: str, lower: bool) -> Sha
 
 
 # -- the runs --------------------------------------------------------------------------------------------
-
-
-def _finished(run: Planned) -> Finished | None:
-    """The files of a run, if it is done."""
-    try:
-        if not run.is_finished:
-            return None
-        run.require_own()
-        summary = json.loads((run.place / "summary.json").read_text(encoding="utf-8"))
-    except (ValueError, UsageError) as error:
-        raise DescantError(f"the run in {run.place} is damaged ({error}): remove that directory, and compare "
-                           "again") from None
-    path = run.place / figures.FILE
-    columns = figures.read(path)
-    return Finished(run.label, run.seed, summary["rounds"], run.place, summary, columns,
-                    figures.read_rows(path, int(columns["round"][0])))
 
 
 def _metric(plan: Plan, finished: Sequence[Finished], wanted: str | None) -> tuple[str, bool]:
@@ -494,7 +329,7 @@ def _compared(plan: Plan, of: Mapping[str, Sequence[Finished]], chosen: Mapping[
     method that has few of the seeds would leave few for all: it is left out until it has more."""
     left_out = {label: "another of its grid is better on validation data" for label in of
                 if _is_beaten(plan, label, chosen)}
-    left_out |= {label: f"it diverged in {share.count} of {share.of} repetitions"
+    left_out |= {label: f"it diverged in {share.some} of {share.of} repetitions"
                  for label, share in diverged.items() if label not in left_out}
     name = metric.replace("_", " ")
     left_out |= {label: f"no client has a finite {name}" if all(metric in run.columns for run in found) else
@@ -533,10 +368,13 @@ def mean_over_seeds(table: np.ndarray) -> np.ndarray:
 
 def _row(found: Sequence[Finished], metric: str, plan: Plan, alone: Sequence[Finished]) -> Row:
     cells: dict[str, list[float]] = {}
+    shares: set[str] = set()  # keys of figures between 0 and 1
     lower = metric in plan.metrics and plan.metrics[metric].lower_is_better
 
-    def note(key: str, value: float) -> None:
+    def note(key: str, value: float, name: str = "") -> None:
         cells.setdefault(key, []).append(value)
+        if is_share(name):
+            shares.add(key)
 
     names = dict.fromkeys(name for run in found for name in run.columns if name not in figures.FACTS)
     for run in found:
@@ -545,29 +383,31 @@ def _row(found: Sequence[Finished], metric: str, plan: Plan, alone: Sequence[Fin
                 of = model if name == metric else f"{model}_{name}"
                 for which, suffix in (("best", ""), ("last", "_last")):
                     if values := run.values(name, which, model):
-                        note(f"{of}{suffix}", _mean(values))
+                        note(f"{of}{suffix}", _mean(values), name)
                 if name in run.columns and np.isfinite(pooled := run.pooled(name, model)):
-                    note(f"{of}_pooled", pooled)
+                    note(f"{of}_pooled", pooled, name)
             for which, suffix in (("best", ""), ("last", "_last")):
                 error = ((run.summary[which] or run.summary["last"]).get(model) or {}).get("truth_error")
                 if error is not None:
                     note(f"{model}_truth_error{suffix}", error)
-        note("worst_decile", _worst(run.values(metric), lower))
+        note("worst_decile", _worst(run.values(metric), lower), metric)
         if unseen := run.values(metric, unseen=True):
-            note("unseen", _mean(unseen))
+            note("unseen", _mean(unseen), metric)
         costs = run.summary
         note("bytes_per_client", (costs["bytes_down"] + costs["bytes_up"]) / costs["clients"])
         note("grad_steps", costs["grad_steps"])
         note("seconds", costs["seconds"])
-    row = {"personal": interval([])} | {key: _possible(key, interval(values), metric)
-                                        for key, values in cells.items()}
+    row = {"personal": interval([])} | {
+        key: interval(values).within(0.0, 1.0) if key in shares else interval(values)
+        for key, values in cells.items()}
     for name in names:  # of these it is known what else might have been drawn
-        if (sample := _sample([found], name)) is not None:
-            row["personal" if name == metric else f"personal_{name}"] = _level(sample, name, plan)
+        if (sample := sample_of([found], name)) is not None:
+            row["personal" if name == metric else f"personal_{name}"] = level_of(sample, name, plan)
     beside_alone = 0
     if alone:
         both = {run.seed for run in found} & {run.seed for run in alone}
-        row["gain"] = _gain([[run for run in each if run.seed in both] for each in (found, alone)], metric, plan)
+        pairs = [[run for run in each if run.seed in both] for each in (found, alone)]
+        row["gain"] = gain_over(pairs, metric, plan)
         gains = [gain for run in found for other in alone
                  if run.seed == other.seed and (gain := _gains(run, other, metric, lower))]
         if gains:
@@ -576,26 +416,6 @@ def _row(found: Sequence[Finished], metric: str, plan: Plan, alone: Sequence[Fin
             beside_alone = len(known)
             row["worse_off"] = Interval(float((known < -ROUNDING).mean()), None, None, len(gains))
     return Row(found[0].label, found[0].rounds, len(found), row, beside_alone)
-
-
-def _possible(key: str, value: Interval, metric: str) -> Interval:
-    """Shares lie between 0 and 1, and so do the ends of their intervals."""
-    name = next((name for name in (metric, *ALTERNATIVES) if key.startswith(("personal", "global"))
-                 and (key.endswith(name) or f"{name}_" in key or name == metric and "_" not in key)), None)
-    is_one = is_share(name or key) or (key in ("worst_decile", "unseen") and is_share(metric))
-    return value.within(0.0, 1.0) if is_one else value
-
-
-def _gain(both: Sequence[Sequence[Finished]], metric: str, plan: Plan) -> Interval:
-    """By how much a client is better off with the first method than with the second, on average."""
-    sample = _sample(both, metric)
-    if sample is None:
-        return interval([])
-    sign = np.array([1.0, -1.0]) * (-1.0 if plan.metrics[metric].lower_is_better else 1.0)
-    units = sample.units(plan.population)
-    if units is not None:
-        units = units._replace(influence=(units.influence @ sign)[..., None])
-    return statistics.level(sample.scores @ sign, units)
 
 
 def _gains(run: Finished, alone: Finished, metric: str, lower: bool) -> dict[int, float]:
@@ -626,16 +446,17 @@ def write_csv(results: Results, path: Path) -> None:
         cells = [cell for key in keys for cell in _ends(row.figures.get(key))]
         name = results.plan.methods[row.label].asked["name"]
         table.append([row.label, name, str(row.seeds), str(row.rounds), results.metric, *cells,
-                      str(results.diverged.get(row.label, nobody).count),
-                      str(results.unfinished.get(row.label, nobody).count)])
+                      str(results.diverged.get(row.label, nobody).some),
+                      str(results.unfinished.get(row.label, nobody).some)])
     _write(table, path)
     _write(_pairs(results), path.with_name("differences.csv"))
 
 
 def _pairs(results: Results) -> list[list[str]]:
     """All pairs, the better one first; a ratio of losses as its logarithm."""
-    table = [["method", "against", "metric", "population", "scale", "repetitions", "mean", "low", "high", "p"]]
-    scale = "log ratio" if _is_ratio(results.metric, results.plan) else "difference"
+    table = [["method", "against", "metric", "population", "scale", "repetitions",
+              "mean", "low", "high", "p"]]
+    scale = "log ratio" if is_ratio(results.metric, results.plan) else "difference"
     pairs = {} if results.analysis is None else results.analysis.pairs
     for (a, b), pair in pairs.items():
         ends = [*pair[:3], pair.p]

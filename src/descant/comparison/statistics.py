@@ -9,17 +9,17 @@ of two methods, and f[r, u] that of their influences,
                                               E = (sum_ru f[r, u]^2 / R - U) / (R - 1)
 
 s^2 is the variance of d over the R repetitions, U the noise of the units, which does not vanish with more
-repetitions if the same rows or clients come back, and E the part of s^2 / R that is noise of the units too. With
-rows that are tested once, U = E, and s^2 / R is all; with clients for units it is the two-way analysis of
-variance, (MS_R + MS_C - MS_E) / (RC). The degrees of freedom are Satterthwaite's, with unbiased estimates of the
-squared variances.
+repetitions if the same rows or clients come back, and E the part of s^2 / R that is noise of the units too.
+With rows that are tested once, U = E, and s^2 / R is all; with clients for units it is the two-way analysis
+of variance, (MS_R + MS_C - MS_E) / (RC). The degrees of freedom are Satterthwaite's, with unbiased estimates
+of the squared variances.
 
-All pairs of methods are looked at. Their s^2 are moderated: raised to a value that all pairs share, which also
-brings degrees of freedom, as many as the pairs' variances are alike (empirical Bayes) and as the noise of the
-methods is spherical (Huynh and Feldt). They are never lowered: a method that is noisier than others would be
-called different too often. p-values and intervals are then corrected over all pairs (Sidak), so that an
-interval leaves out zero exactly where the corrected p-value is below the level. Tukey's studentized range is
-not used: with unequal variances, up to 13 % of its verdicts on equal methods were wrong.
+All pairs of methods are looked at. Their s^2 are moderated: raised to a value that all pairs share, which
+also brings degrees of freedom, as many as the pairs' variances are alike (empirical Bayes) and as the noise
+of the methods is spherical (Huynh and Feldt). They are never lowered: a method that is noisier than others
+would be called different too often. p-values and intervals are then corrected over all pairs (Sidak), so that
+an interval leaves out zero exactly where the corrected p-value is below the level. Tukey's studentized range
+is not used: with unequal variances, equal methods were told apart in up to 13 % of simulated comparisons.
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ def compare(scores: np.ndarray, units: Units | None = None, *, level: float = LE
     noise = _moderated(_noise(scores, units, contrasts), scores)
     error, freedom = noise.error(repetitions)
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(error > 0, np.abs(noise.mean) / error, np.where(np.abs(noise.mean) <= 1e-12, 0.0, np.inf))
+        t = np.where(error > 0, np.abs(noise.mean) / error,
+                     np.where(np.abs(noise.mean) <= 1e-12, 0.0, np.inf))
     p = -np.expm1(len(at) * np.log1p(-np.minimum(2 * stats.t.sf(t, freedom), 1 - 1e-16)))
     reach = _critical(level, len(at), freedom) * error
     lasting = np.maximum(0.0, noise.units - noise.inner)

@@ -52,7 +52,7 @@ def notes(results: Results) -> list[str]:
         found.append(f"The intervals leave out the noise of the test rows: {_name(results)} has no value for "
                      "each row, or an older version measured it (the same command again measures it anew).")
     if results.best in results.unfinished:
-        found.append(f"{results.best} was still improving at the last round too: with more training, its lead "
+        found.append(f"{results.best} was still improving at the last round: with more training, its lead "
                      "may grow.")
     found += [f"{run.label}, seed {run.seed}, has {run.rounds} rounds in place of "
               f"{methods[run.label].rounds}: it was extended, and has had more than its share."
@@ -95,16 +95,17 @@ def difference(results: Results, gap: Difference) -> str:
     """Whether the best method differs from another, in one line."""
     if gap.verdict == "diverged":
         share = results.diverged[gap.against]
-        return f"{gap.against} diverged in {share.count} of {times(share.of, 'repetition')}"
+        return f"{gap.against} diverged in {share.some} of {times(share.of, 'repetition')}"
     if gap.p is None:
-        return f"{gap.against} is {_size(results, gap)} behind in one repetition, which says nothing about another"
+        return (f"{gap.against} is {_size(results, gap)} behind in one repetition, which says nothing about "
+                "another")
     size = f"by {_size(results, gap)}, {_range(results, gap)}; p {_p(gap.p)}"
     if gap.mean < 0:
         return f"{gap.against} has the better figures ({size}), but fails more clients"
     if gap.verdict == "withheld":
         share = results.unfinished[gap.against]
         return (f"no verdict: {gap.against} is behind ({size}), but was still improving at the last round "
-                f"({share.count} of {times(share.of, 'repetition')})")
+                f"({share.some} of {times(share.of, 'repetition')})")
     if gap.verdict == "better":
         return f"{gap.label} is significantly better than {gap.against} ({size})"
     if gap.verdict == "equivalent":
@@ -141,8 +142,8 @@ def _headline(results: Results) -> str:
     if p is None:
         return f"{results.best} is best: {_level(results)}."
     if p >= analysis.level:
-        return (f"No significant difference between the {count} methods (p {_p(p)}); {results.best} is ahead: "
-                f"{_level(results)}.")
+        return (f"No significant difference between the {count} methods (p {_p(p)}); {results.best} is "
+                f"ahead: {_level(results)}.")
     overall = f"The {count} methods differ (p {_p(p)}); " if count > 2 else ""
     return f"{overall}{results.best} is best: {_level(results)}."
 
@@ -170,14 +171,14 @@ def _others(results: Results) -> list[str]:
 
 
 def _diverged(results: Results) -> list[str]:
-    return [f"{label} diverged in {share.count} of {times(share.of, 'repetition')} and is not compared: try "
+    return [f"{label} diverged in {share.some} of {times(share.of, 'repetition')} and is not compared: try "
             "smaller steps, or scale the features (data.scale)." for label, share in results.diverged.items()]
 
 
 def _unfinished(results: Results) -> list[str]:
     """Methods that are behind because they have not been trained to their end."""
     behind = [label for label in results.compared[1:] if label in results.unfinished]
-    told = [f"{label} (in {share.count} of {times(share.of, 'repetition')})" for label in behind
+    told = [f"{label} (in {share.some} of {times(share.of, 'repetition')})" for label in behind
             for share in [results.unfinished[label]]]
     if not told:
         return []

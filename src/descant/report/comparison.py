@@ -56,9 +56,9 @@ def _table(results: Results, shown: list[Column]) -> Table:
                            ("rounds", "right")):
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in results.rows:
-        is_best = row.label == results.best
-        table.add_row(f"[bold]{escape(row.label)}[/bold]" if is_best else escape(row.label), *(cell(column.key, row.figures.get(column.key), results.metric)
-                                   for column in shown), f"{row.rounds:,}")
+        name = f"[bold]{escape(row.label)}[/bold]" if row.label == results.best else escape(row.label)
+        table.add_row(name, *(cell(column.key, row.figures.get(column.key), results.metric)
+                              for column in shown), f"{row.rounds:,}")
     return table
 
 
