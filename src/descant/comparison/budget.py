@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from descant.comparison.plan import Plan
 from descant.comparison.finished import Finished
+from descant.comparison.plan import Plan
 from descant.units import times
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from descant.files import write_atomic
@@ -56,9 +55,9 @@ def _table(results: Results, shown: list[Column]) -> Table:
                            ("rounds", "right")):
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for row in results.rows:
-        name = f"[bold]{escape(row.label)}[/bold]" if row.label == results.best else escape(row.label)
-        table.add_row(name, *(cell(column.key, row.figures.get(column.key), results.metric)
-                              for column in shown), f"{row.rounds:,}")
+        table.add_row(row.label, *(cell(column.key, row.figures.get(column.key), results.metric)
+                                   for column in shown), f"{row.rounds:,}",
+                      style="bold" if row.label == results.best else None)
     return table
 
 
