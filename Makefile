@@ -31,7 +31,7 @@ venv: $(STAMP) ## build or refresh .venv (the other targets do so themselves)
 
 demo: $(STAMP) ## compare five methods on handwritten digits, into runs/demo
 	rm -rf runs/demo
-	$(BIN)/descant compare experiments/demo.toml --seeds 0,1,2,3,4 --jobs 2 --out runs/demo
+	$(BIN)/descant compare experiments/demo.toml --jobs 2 --out runs/demo
 
 federation: $(STAMP) ## a server and four hospitals as real processes over TLS, into runs/federation
 	rm -rf runs/federation
