@@ -786,6 +786,6 @@ def test_a_run_with_a_family_of_one_s_own_survives_its_directory(tmp_path: Any, 
     method = pFedBreD(lam=2.0, a=0.1, family=FromGenerator(cosh, steps=12), order="exact")
     run = descant.run(method, federation=federation, model="quadratic", rounds=2, batch=3, local={"steps": 2},
                       backend="vectorised", out=tmp_path / "run")
-    loaded = descant.load(tmp_path / "run")
+    loaded = descant.load(tmp_path / "run", allow=[__name__])
     assert loaded.setup.algorithm == method
     assert_same(clone(loaded.personal(1, "last")), clone(run.personal(1, "last")))
