@@ -290,9 +290,10 @@ def test_two_classes_have_sensitivity_and_specificity(tmp_path: Path) -> None:
 
 
 def test_regression_has_the_figures_of_its_task(tmp_path: Path) -> None:
-    run(federation=ragged(classes=None), out=tmp_path / "run", cohort="all", dtype="float64")
-    finished = run(federation=ragged(classes=None), out=tmp_path / "run", cohort="all", dtype="float64",
-                   resume=True)
+    method = Ditto(solver=descant.SGD(lr=0.01))
+    settings: dict[str, Any] = {"out": tmp_path / "run", "cohort": "all", "dtype": "float64"}
+    run(method, federation=ragged(classes=None), **settings)
+    finished = run(method, federation=ragged(classes=None), **settings, resume=True)
     found = figures.measure(finished).columns
     assert [*found][len(figures.FACTS):] == ["loss", "mse", "r2"]
     assert_agrees(found, tmp_path / "run", ("loss", "mse", "r2"))

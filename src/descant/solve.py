@@ -28,7 +28,7 @@ class SGD(Checked):
     """theta <- theta - lr v, with v <- momentum v + gradient + weight_decay theta."""
 
     name: ClassVar[str] = "sgd"
-    lr: float = hyper(0.1, "step size", above=0, search=Step(0.001, 1.0))
+    lr: float = hyper(0.05, "step size", above=0, search=Step(0.001, 1.0))
     momentum: float = hyper(0.0, "share of the last direction that is kept", low=0, below=1)
     weight_decay: float = hyper(0.0, "strength of the pull to zero", low=0)
 
@@ -85,7 +85,7 @@ class Proximal(Checked):
     """
 
     name: ClassVar[str] = "proximal"
-    lr: float = hyper(0.1, "step size", above=0, search=Step(0.001, 1.0))
+    lr: float = hyper(0.05, "step size", above=0, search=Step(0.001, 1.0))
 
     def init(self, theta: Tensor) -> Tree:
         return ()

@@ -84,8 +84,8 @@ class CGPFL(Algorithm):
     where cost(K) = sum_i (m_i / m) ||w_i - w_{k(i)}||^2 (12). The printed logarithm is negative for d > e m;
     0 in its place leaves the cost alone, and K is the largest. Theorem 2 has lam + L/2 for mu; but the first
     uploads lie near each other, and mu is in effect a knob for K. The paper gives none. The default was set
-    by its setting of 40 clients of Fashion-MNIST, where less than 3.8 leads to K = 1, 5 to 6, 8 to 12 and
-    more than 15 to 20; elsewhere it may have to be ten times as large or small. (With the smaller steps of
+    by its setting of 40 clients of Fashion-MNIST, where less than 4 leads to K = 1, 5 to 5, 8 to 10 and
+    more than 16 to 20; elsewhere it may have to be ten times as large or small. (With the smaller steps of
     the preset "paper", uploads lie nearer, and 200 leads to about 10.) The report of the round (`choice`)
     says which K every mu would choose. `K_by_validation` is another way to K.
 
@@ -109,7 +109,7 @@ class CGPFL(Algorithm):
     K: int | Literal["auto"] = hyper(4, 'clusters; "auto": by the least bound (CGPFL-Heur)',
                                      low=1, search=Whole(1, 10))
     lam: Lam = hyper(12.0, "strength of the pull of theta to w", above=0, search=Log(1.0, 100.0))
-    eta: float = hyper(None, "step size of theta; absent: 1 / (lam + 10)", above=0, search=Step(0.001, 0.3),
+    eta: float = hyper(None, "step size of theta; absent: 1 / (lam + 20)", above=0, search=Step(0.001, 0.3),
                        derived=lambda self: inner_step(self.lam))
     beta: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam (printed: 0.005)",
                         above=0, search=Step(0.001, 0.1),

@@ -54,7 +54,7 @@ class Dichotomous(Algorithm):
     )
     disjoint_batches: ClassVar[bool] = True
 
-    solver: Solver = hyper(SGD(lr=0.1), "local optimizer of both models")
+    solver: Solver = hyper(SGD(lr=0.05), "local optimizer of both models")
     split: Literal["halves", "none"] = hyper("halves", "whether the two models have separate training rows")
     weights: Weights = hyper("samples", "what a client counts in the average")
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)

@@ -36,7 +36,7 @@ class Ditto(SharedPrior):
 
     lam: Lam = hyper(1.0, "strength of the pull of the personal to the global model", low=0,
                      search=Log(0.01, 10.0))
-    solver: Solver = hyper(SGD(lr=0.1), "local optimizer of both models")
+    solver: Solver = hyper(SGD(lr=0.05), "local optimizer of both models")
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
 

@@ -32,7 +32,7 @@ class FedAvg(Algorithm):
 
     trains_to_personalize: ClassVar[bool] = True
 
-    solver: Solver = hyper(SGD(lr=0.1), "local optimizer")
+    solver: Solver = hyper(SGD(lr=0.05), "local optimizer")
     finetune: int = hyper(0, "steps on its own batches before a client predicts (FedAvg+FT)", low=0)
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")

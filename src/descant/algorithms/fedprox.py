@@ -33,7 +33,7 @@ class FedProx(SharedPrior):
     )
 
     mu: Lam = hyper(0.1, "strength of the pull to the server's model", low=0, search=Log(0.001, 10.0))
-    solver: Solver = hyper(SGD(lr=0.1), "local optimizer")
+    solver: Solver = hyper(SGD(lr=0.05), "local optimizer")
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
 

@@ -51,8 +51,8 @@ class GlobalTrain(Algorithm):
         "AISTATS 2017, arXiv:1602.05629"
     )
 
-    lr: float = hyper(1.0, "step size of the server", above=0, search=Step(0.01, 10.0))
-    momentum: float = hyper(0.0, "share of the last direction that is kept", low=0, below=1)
+    lr: float = hyper(0.1, "step size of the server", above=0, search=Step(0.01, 10.0))
+    momentum: float = hyper(0.9, "share of the last direction that is kept", low=0, below=1)
     weight_decay: float = hyper(0.0, "strength of the pull to zero", low=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
 

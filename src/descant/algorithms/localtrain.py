@@ -25,7 +25,7 @@ class LocalTrain(Algorithm):
     name: ClassVar[str] = "localtrain"
     citation: ClassVar[str] = "no federation: the client's own empirical risk minimisation"
 
-    solver: Solver = hyper(SGD(lr=0.1), "local optimizer")
+    solver: Solver = hyper(SGD(lr=0.05), "local optimizer")
 
     def init_server(self, task: Task, model: Model, round: Round) -> Model:
         return model

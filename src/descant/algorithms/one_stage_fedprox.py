@@ -61,7 +61,7 @@ class OneStageFedProx(SharedPrior):
                      search=Log(0.01, 10.0))
     steps: Literal["given", "theory"] = hyper("given", "eta, gamma and K: as given, or those of Corollary 1")
     eta: float | None = hyper(
-        None, "step size of the local models; absent: 1 / (lam + L), L = 10 where it is not given", above=0,
+        None, "step size of the local models; absent: 1 / (lam + L), L = 20 where it is not given", above=0,
         search=Step(0.001, 1.0), derived=lambda self: None if self.steps == "theory" else inner_step(
             self.lam, self.L))
     gamma: float | None = hyper(None, "step size of the global model; absent: 1 / lam", above=0)

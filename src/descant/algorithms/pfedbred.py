@@ -101,7 +101,7 @@ class pFedBreD(SharedPrior):
     eta_a: float = hyper(0.01, "step of mu along the loss gradient", low=0)
     a_m: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam", above=0,
                        search=Step(0.001, 0.1), derived=lambda self: outer_step(self._pull))
-    a: float = hyper(None, "step size of theta; absent: 1 / (lam + 10)", above=0, search=Step(0.001, 0.3),
+    a: float = hyper(None, "step size of theta; absent: 1 / (lam + 20)", above=0, search=Step(0.001, 0.3),
                      derived=lambda self: inner_step(self.lam))
     K: int = hyper(5, "steps on theta for each batch", low=1)
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum (AM: 2)", above=0)

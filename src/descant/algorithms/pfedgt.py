@@ -153,7 +153,7 @@ class pFedGT(Algorithm):
     rho: float = hyper(0.0, "strength of the ridge", low=0)
     lam: float | None = hyper(None, "step size of c; absent: |S|/m, exact tracking (printed: 0.7)", above=0)
     eta_s: float = hyper(1.0, "step size of theta", above=0)
-    solver: Solver = hyper(SGD(lr=0.1), "local optimizer")
+    solver: Solver = hyper(SGD(lr=0.05), "local optimizer")
     start: Literal["theta", "w", "initial"] = hyper("theta", "where local training starts")
     server_model: bool = hyper(True, "whether the server keeps and sends theta")
     init: Literal["zero", "gradient"] = hyper("zero", "what c_i is before the first round")

@@ -50,7 +50,7 @@ class pFedMe(SharedPrior):
     lam: Lam = hyper(15.0, "strength of the pull of theta to w", low=0, search=Log(1.0, 100.0))
     eta: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam", above=0,
                        search=Step(0.001, 0.1), derived=lambda self: outer_step(self.lam))
-    alpha: float = hyper(None, "step size of theta; absent: 1 / (lam + 10)", above=0, search=Step(0.001, 0.3),
+    alpha: float = hyper(None, "step size of theta; absent: 1 / (lam + 20)", above=0, search=Step(0.001, 0.3),
                          derived=lambda self: inner_step(self.lam))
     K: int = hyper(5, "gradient steps on theta for each batch", low=1)
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)

@@ -46,7 +46,7 @@ class SCAFFOLD(Algorithm):
     )
     tracking: ClassVar[bool] = True
 
-    eta_l: float = hyper(0.1, "local step size", above=0, search=Step(0.001, 1.0))
+    eta_l: float = hyper(0.05, "local step size", above=0, search=Step(0.001, 1.0))
     eta_g: float = hyper(1.0, "server step size", above=0)
     option: Literal["I", "II"] = hyper("II", "how c_i is renewed: full gradient at x, or from the path")
 
