@@ -360,3 +360,17 @@ def test_networks_of_the_package_need_no_trial(name: str) -> None:
     assert found.layout == trusted.layout
     assert found.draws == trusted.draws
     assert found.alone is None
+
+
+@pytest.mark.parametrize("name", ["mean in a buffer", "mean in a new buffer", "spectral norm",
+                                  "norm with relu"])
+def test_a_server_without_data_comes_to_the_same_statistics(name: str) -> None:
+    """All that a real server has is two samples of zeros; clients must agree with it on the form."""
+    frame = copy.copy(FEDERATION)
+    object.__setattr__(frame, "x", torch.zeros_like(FEDERATION.x[:2]))
+    object.__setattr__(frame, "y", torch.zeros_like(FEDERATION.y[:2]))
+    at_home, there = (make_task(build(EXACT[name]), each, dtype=torch.float64)
+                      for each in (frame, FEDERATION))
+    assert at_home.layout == there.layout
+    assert at_home.layout is not None
+    assert at_home.layout.stats_dim > 0
