@@ -28,6 +28,7 @@ from descant import measures
 from descant.engine.backend import InProcess, one_thread
 from descant.engine.batches import SCORED
 from descant.engine.choose import fitted_chunk
+from descant.engine.divergence import Levels
 from descant.engine.evaluation import STATES_AT_ONCE, evaluated_clients
 from descant.engine.work import CPU, Job
 from descant.errors import DescantError, UsageError
@@ -50,11 +51,18 @@ Columns: TypeAlias = dict[str, np.ndarray]  # `FACTS`, then one column of float6
 OwnMetric: TypeAlias = Callable[[Tensor, Tensor], Any]  # (raw outputs [n, ...], targets [n, ...]) -> number
 
 
+class Single(NamedTuple):
+    """Of the clients' own models of the best round, what is known beyond their figures."""
+
+    rows: Columns  # "row" (its number in the federation), "client", and the influence on each figure
+    diverged: np.ndarray  # clients whose models have, by their test rows
+
+
 class Measured(NamedTuple):
     """What came of measuring a run."""
 
     columns: Columns
-    rows: Columns  # "row" (its number in the federation), "client", and the influence on each figure
+    single: Single
     notes: list[str]  # what could not be measured, for people
 
 
@@ -115,7 +123,15 @@ def measure(run: Run, metrics: Sequence[str] | None = None) -> Measured:
             done[number] = [part for group in _groups_of(run)
                             for part in _of_round(run, snapshot, group, scale, single)]
     parts = [(which, part) for which, snapshot in snapshots.items() for part in done[snapshot.number]]
-    return Measured(_columns(parts, scale.names, setup.federation.names), rows.columns(), scale.notes())
+    return Measured(_columns(parts, scale.names, setup.federation.names),
+                    Single(rows.columns(), _diverged(run, done[best][0])), scale.notes())
+
+
+def _diverged(run: Run, personal: _Part) -> np.ndarray:
+    """Whose models have diverged, by the rule that rounds are judged by."""
+    clients = personal.clients[:-1]
+    values = torch.from_numpy(personal.values[:-1])
+    return np.asarray(clients[Levels(run.work).diverged(values, "test", clients)])
 
 
 class _Part(NamedTuple):
@@ -336,7 +352,7 @@ def _columns(named: Sequence[tuple[Which, _Part]], names: Sequence[str], clients
 def write(run: Run, path: Path, metrics: Sequence[str] | None = None) -> list[str]:
     """Measure a run and write its figures down; what could not be measured is returned. `metrics` as in
     `measure`."""
-    columns, rows, notes = measure(run, metrics)
+    columns, single, notes = measure(run, metrics)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -346,8 +362,8 @@ def write(run: Run, path: Path, metrics: Sequence[str] | None = None) -> list[st
     writer.writerows(zip(*facts, *figures, strict=True))
     packed = io.BytesIO()
     number = np.array(columns["round"][0])  # the best round, which comes first
-    np.savez_compressed(packed, format=np.array(1), round=number,
-                        **rows)  # type: ignore[arg-type]
+    np.savez_compressed(packed, format=np.array(1), round=number, diverged=single.diverged,
+                        **single.rows)  # type: ignore[arg-type]
     try:
         write_atomic(path.with_name(ROWS), packed.getvalue())
         write_atomic(path, text.getvalue().encode())
@@ -356,9 +372,9 @@ def write(run: Run, path: Path, metrics: Sequence[str] | None = None) -> list[st
     return notes
 
 
-def read_rows(path: Path, best: int) -> Columns | None:
-    """What each test row does to the figures in the file `path` of the best round; None if that was not
-    written, as by older versions, or is of another round."""
+def read_rows(path: Path, best: int) -> Single | None:
+    """What was written beside the figures in the file `path`, of the best round; None if nothing was, as by
+    older versions, or if it is of another round."""
     try:
         with np.load(path.with_name(ROWS), allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
@@ -367,9 +383,10 @@ def read_rows(path: Path, best: int) -> Columns | None:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DescantError(f"{path.with_name(ROWS)} is damaged ({error}): remove it, and it is measured "
                            "again from the run's checkpoint") from None
-    if found.pop("format", None) != 1 or found.pop("round", None) != best:
+    if found.pop("format", None) != 1 or found.pop("round", None) != best or "diverged" not in found:
         return None
-    return found
+    diverged = found.pop("diverged")
+    return Single(found, diverged)
 
 
 def read(path: Path) -> Columns:

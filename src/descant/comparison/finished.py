@@ -10,10 +10,10 @@ import numpy as np
 
 from descant.comparison import figures
 from descant.comparison.plan import Planned
+from descant.engine import divergence
 from descant.errors import DescantError, UsageError
 
-WORSE_THAN_CONSTANT = 100.0  # a loss that many times that of a constant prediction has exploded
-UNBOUNDED = ("loss", "mse", "r2")  # figures that one exploded model would decide for all
+UNBOUNDED = ("loss", "mse", "r2")  # figures that one diverged model would decide for all
 
 
 class Finished(NamedTuple):
@@ -25,7 +25,7 @@ class Finished(NamedTuple):
     place: Path
     summary: dict[str, Any]
     columns: figures.Columns
-    single: figures.Columns | None  # of each test row; None where an older version measured
+    single: figures.Single | None  # of each test row; None where an older version measured
 
     def values(self, metric: str, which: str = "best", model: str = "personal", *, unseen: bool = False
                ) -> dict[int, float]:
@@ -35,33 +35,29 @@ class Finished(NamedTuple):
         of = self.columns
         known = self._rows(which, model, unseen) & np.isfinite(of[metric])
         if metric in UNBOUNDED:
-            known &= ~self._exploded
+            known &= ~self._is_lost
         return dict(zip(of["client"][known].tolist(), of[metric][known].tolist(), strict=True))
 
     @property
     def lost(self) -> int:
-        """How many clients have a model that is of no use: no loss on their test rows, or one that has
-        exploded."""
+        """How many clients have a model that is of no use: it has diverged, by its test rows."""
         rows = self._rows("best", "personal", False)
-        return int((rows & (self.columns["n_test"] > 0) & self._exploded).sum())
+        return int((rows & (self.columns["n_test"] > 0) & self._is_lost).sum())
 
     @property
     def has_diverged(self) -> bool:
-        """Whether at least half of the clients have a model that is of no use."""
+        """Whether at least half of the clients have such a model, by their test or validation rows."""
         rows = self._rows("best", "personal", False) & (self.columns["n_test"] > 0)
-        best = (self.summary["best"] or self.summary["last"] or {}).get("personal", {})
-        told = 2 * best.get("diverged", 0) >= max(1, best.get("clients", 0))
-        return bool(rows.any()) and (2 * self.lost >= rows.sum() or told)
+        told = divergence.has_diverged((self.summary["best"] or self.summary["last"] or {}).get("personal"))
+        return told or (bool(rows.any()) and 2 * self.lost >= int(rows.sum()))
 
     @property
-    def _exploded(self) -> np.ndarray:
+    def _is_lost(self) -> np.ndarray:
+        """Of the models of the best round, those that have diverged; of others, those without a loss."""
         of = self.columns
         found = ~np.isfinite(of["loss"])
-        with np.errstate(invalid="ignore"):
-            if "r2" in of:
-                found |= of["r2"] < 1 - WORSE_THAN_CONSTANT
-            elif "accuracy" in of:
-                found |= of["loss"] > WORSE_THAN_CONSTANT
+        if self.single is not None:
+            found |= np.isin(of["client"], self.single.diverged) & self._rows("best", "personal", False)
         return np.asarray(found)
 
     def _rows(self, which: str, model: str, unseen: bool) -> np.ndarray:

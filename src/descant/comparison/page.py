@@ -37,14 +37,12 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
         "finished": all(run["state"] == "done" for run in progress),
         "progress": progress,
         "answer": words.answer(results),
-        "notes": words.notes(results) + ([] if curve_metric == results.metric else [
-            f"Rounds do not record {results.metric.replace('_', ' ')}: the curves show the "
-            f"{curve_metric.replace('_', ' ')}."]),
+        "notes": words.notes(results),
         "metric": results.metric,
         "lower_is_better": results.lower_is_better,
         "columns": [column._asdict() for column in shown],
-        "metric_why": plan.metric_why,
-        "population_words": words.population(results) if results.people else None,
+        "metric_why": words.metric_why(results),
+        "population_words": f"It speaks of {words.population(results)}." if results.people else None,
         "table": [{"label": row.label, "best": row.label in results.compared[:1], "cells": {
             column.key: {"text": cell(column.key, value, results.metric)} | _ends(value)
             for column in shown for value in [row.figures.get(column.key)]}} for row in results.rows],

@@ -60,9 +60,9 @@ def sample_of(methods: Sequence[Sequence[Finished]], metric: str) -> Sample | No
 def _units(runs: Sequence[Sequence[Finished]], metric: str, clients: np.ndarray) -> Units | None:
     """The test rows as units, of runs [R][M] whose clients [R, C, M] are compared."""
     tables = [[run.single for run in each] for each in runs]
-    if any(table is None or metric not in table for each in tables for table in each):
+    if any(table is None or metric not in table.rows for each in tables for table in each):
         return None
-    known = [[table for table in each if table is not None] for each in tables]
+    known = [[table.rows for table in each if table is not None] for each in tables]
     numbers = np.unique(np.concatenate([table["row"] for each in known for table in each]))
     influence = np.zeros((len(runs), len(numbers), clients.shape[2]))
     owners = np.full(len(numbers), -1)

@@ -39,14 +39,12 @@ def notes(results: Results) -> list[str]:
             f"{label} lacks seed {', '.join(map(str, seeds))}" for label, seeds in missing.items())
             + ". Methods are compared over seeds that all of them have.")
     found += [f"{run} failed: {why}." for run, why in results.failures.items()]
-    if results.plan.metric_why:
-        found.append(f"{_name(results).capitalize()} decides: {results.plan.metric_why}.")
     found += [f"Of the grid of {family}, {label} is best on validation data: it is the one that is compared "
               "with the other methods." for family, label in results.chosen.items()]
     found += [f"{label} is left out of the comparison: {why}." for label, why in results.left_out.items()
               if methods[label].grid is None and label not in results.diverged]
-    found += [f"{label} gives {count:g} of its clients a model of no use (no finite loss, or one that has "
-              "exploded), on average over the repetitions: that counts before any other figure."
+    found += [f"{label} gives {count:g} of its clients a model that has diverged, on average over the "
+              "repetitions: that counts before any other figure."
               for label, count in results.lost.items() if count]
     if results.population == "clients" and results.level is not None and not results.has_rows:
         found.append(f"The intervals leave out the noise of the test rows: {_name(results)} has no value for "
@@ -85,10 +83,17 @@ def _budgets(results: Results) -> list[str]:
 
 
 def population(results: Results) -> str:
-    """Of whom the answer speaks."""
+    """Of what the answer speaks."""
     people = times(results.people, "client")
-    return {"rows": f"on these test rows of {people}", "clients": f"on new rows of these {people}",
-            "new clients": f"on clients like these {results.people:,}"}[results.population]
+    return {"rows": f"these test rows of {people}", "clients": f"new rows of these {people}",
+            "new clients": f"clients like these {results.people:,}"}[results.population]
+
+
+def metric_why(results: Results) -> str | None:
+    """Why another metric than accuracy decides, if the plan says so."""
+    why = results.plan.metric_why
+    return None if why is None or results.metric != results.plan.metric else (
+        f"{_name(results).capitalize()} decides, since {why}.")
 
 
 def difference(results: Results, gap: Difference) -> str:
@@ -132,7 +137,7 @@ def _level(results: Results) -> str:
     if low is not None and high is not None:
         ends = f", 95 % interval {figure(results.metric, low)} to {figure(results.metric, high)}"
     return (f"test {_name(results)} {figure(results.metric, mean)} of the clients' own models "
-            f"{population(results)} ({times(repetitions, 'repetition')}{ends})")
+            f"on {population(results)} ({times(repetitions, 'repetition')}{ends})")
 
 
 def _headline(results: Results) -> str:

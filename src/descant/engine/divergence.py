@@ -59,10 +59,11 @@ class Levels:
         self._known: dict[SplitName, tuple[np.ndarray, np.ndarray]] = {}
 
     def diverged(self, figures: torch.Tensor, split: SplitName, clients: np.ndarray) -> np.ndarray:
-        """Which clients' models have, by their figures [n, metrics] on a split; without rows, none."""
+        """Which clients' models have, by their figures [n, metrics] on a split, those of the task first;
+        without rows, none."""
         metrics = self._task.metric_names
         has_rows = self._federation.split(split).sizes[clients] > 0
-        values = dict(zip(metrics, figures.double().numpy().T, strict=True))
+        values = dict(zip(metrics, figures[:, : len(metrics)].double().numpy().T, strict=True))
         loss, finite = values["loss"], np.isfinite(values["loss"])
         constant, accuracy = (each[clients] for each in self._constant(split))
         suspect = finite & ~(loss <= FAR * constant)  # also where the constant's loss is not known
