@@ -39,7 +39,8 @@ class Crasher:
 @pytest.fixture(autouse=True)
 def _quick_picture(monkeypatch):
     """A picture takes as long as everything else here, and how it is drawn does not matter."""
-    monkeypatch.setattr(run, "draw_curve", lambda history, best, path: write_atomic(path, b"a picture"))
+    monkeypatch.setattr(run, "draw_curve", lambda history, best, path, metric: write_atomic(
+        path, b"a picture"))
 
 
 def play(out: Path, method: str, resume: bool = False):
