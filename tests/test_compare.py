@@ -410,7 +410,7 @@ def test_places_that_hold_no_comparison(tables: dict[str, Any], tmp_path: Path) 
 # -- splits --------------------------------------------------------------------------------------------
 
 
-def tested(plan: planning.Plan, seed: int) -> list[np.ndarray]:
+def held_out(plan: planning.Plan, seed: int) -> list[np.ndarray]:
     """The test rows of each client in the repetition with a seed, the same for all methods."""
     [data] = {json.dumps(run.tables["data"]) for run in plan.runs(seeds=[seed])}
     federation = DataSpec.parse(json.loads(data)).federation()
@@ -420,11 +420,11 @@ def tested(plan: planning.Plan, seed: int) -> list[np.ndarray]:
 def test_repetitions_test_other_rows_and_all_methods_the_same(tables: dict[str, Any], tmp_path: Path) -> None:
     plan, _ = made(tables, tmp_path / "out", [0, 1, 2])
     assert plan.splits == "repeated"
-    assert len({tuple(sorted(tested(plan, seed)[0])) for seed in plan.seeds}) == 3
+    assert len({tuple(sorted(held_out(plan, seed)[0])) for seed in plan.seeds}) == 3
     more, _ = made(tables, tmp_path / "out", [7])  # the same federation, whatever the split
     assert more.seeds == [0, 1, 2, 7]
     sizes = json.loads((tmp_path / "out" / "federation.json").read_text())["sizes"]["test"]
-    assert sizes == [len(rows) for rows in tested(plan, 0)]
+    assert sizes == [len(rows) for rows in held_out(plan, 0)]
     with pytest.raises(UsageError, match="splits: 'repeated' became 'folds'"):
         made(tables, tmp_path / "out", [0], splits="folds")
 
@@ -432,9 +432,9 @@ def test_repetitions_test_other_rows_and_all_methods_the_same(tables: dict[str, 
 def test_over_the_folds_every_row_is_tested_once(tables: dict[str, Any], tmp_path: Path) -> None:
     plan, _ = made(tables, tmp_path / "out", [*range(8)], splits="folds")
     for first in (0, 4):  # two cross-validations of four folds each
-        rows = [np.concatenate(tested(plan, seed)) for seed in range(first, first + 4)]
+        rows = [np.concatenate(held_out(plan, seed)) for seed in range(first, first + 4)]
         assert sorted(np.concatenate(rows)) == list(range(1797))
-    assert not np.array_equal(tested(plan, 0)[0], tested(plan, 4)[0])
+    assert not np.array_equal(held_out(plan, 0)[0], held_out(plan, 4)[0])
     assert plan.remarks() == []
     odd, _ = made(tables, tmp_path / "odd", [*range(5)], splits="folds")
     assert odd.remarks() == ["5 repetitions are no whole cross-validation: there are 4 folds, so that some "
@@ -445,7 +445,7 @@ def test_over_the_folds_every_row_is_tested_once(tables: dict[str, Any], tmp_pat
 
 def test_a_split_that_is_given_is_fixed(tables: dict[str, Any], tmp_path: Path) -> None:
     fixed, _ = made(tables, tmp_path / "fixed", [0, 1], splits="fixed")
-    assert np.array_equal(tested(fixed, 0)[0], tested(fixed, 1)[0])
+    assert np.array_equal(held_out(fixed, 0)[0], held_out(fixed, 1)[0])
     assert fixed.remarks() == []  # it was asked for
     federation = Experiment.parse(tables).data.federation()
     federation.save_partition(tmp_path / "p.npz")
