@@ -187,7 +187,8 @@ WRONG = {  # what the user asks for, the exit code, and what the message says
     "range": (["--set", "algorithm.lam=-1"], 2, "algorithm.lam must be at least 0"),
     "cohort": (["--set", "train.cohort=21"], 2, "the federation has only 20 clients"),
     "no clients": (["--set", "data.clients=0"], 2, "data.clients must be at least 1"),
-    "diverges": (["--set", "algorithm.alpha=1e30", "--set", "algorithm.lam=1e30"], 1, "the steps diverge for any loss"),
+    "diverges": (["--set", "algorithm.alpha=1e30", "--set", "algorithm.lam=1e30"], 1,
+                 "the steps diverge for any loss"),
 }
 
 
