@@ -282,11 +282,18 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
     assert all(set(each) == {3} for each in cohorts.values())
 
     rows = {row.label: row for row in found.rows}
-    assert list(rows) == ["pfedme", "localtrain", "tuned"]
+    means = [row.figures["personal"].mean for row in found.rows]
+    assert means == sorted(means, reverse=True)  # best first
+    assert found.best == found.rows[0].label
     values = [summaries["tuned", seed]["best"]["personal"]["test"]["accuracy"]["mean"] for seed in (0, 1)]
     personal = rows["tuned"].figures["personal"]
     assert personal.mean == pytest.approx(sum(values) / 2, abs=1e-6)
-    assert personal.high - personal.mean == pytest.approx(12.706 * abs(values[0] - values[1]) / 2, rel=1e-3)
+    these = {row.label: row for row in results.read(plan._replace(population="rows")).rows}
+    alone = these["tuned"].figures["personal"]  # speaks of these rows: what the repetitions say, and no more
+    reach = 12.706 * abs(values[0] - values[1]) / 2
+    assert alone.low == pytest.approx(max(0.0, alone.mean - reach), rel=1e-3)
+    assert alone.high == pytest.approx(min(1.0, alone.mean + reach), rel=1e-3)
+    assert found.has_rows
     assert "global" not in rows["localtrain"].figures
     assert {"personal_loss", "personal_balanced_accuracy", "personal_auroc", "personal_calibration_error",
             "personal_last", "worst_decile", "gain", "worse_off"} <= rows["pfedme"].figures.keys()
@@ -303,13 +310,24 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
 
     results.write_csv(found, out / "results.csv")
     table = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
-    assert [row["method"] for row in table] == ["pfedme", "localtrain", "tuned"]
-    assert float(table[2]["personal"]) == personal.mean
-    assert float(table[2]["personal_low"]) == personal.low
-    assert table[1]["global"] == ""
+    assert [row["method"] for row in table] == [*rows]
+    by_name = {row["method"]: row for row in table}
+    assert float(by_name["tuned"]["personal"]) == personal.mean
+    assert float(by_name["tuned"]["personal_low"]) == personal.low
+    assert by_name["localtrain"]["global"] == ""
+    pairs = list(csv.DictReader((out / "differences.csv").read_text().splitlines()))
+    assert [(row["method"], row["against"]) for row in pairs] == [
+        (a, b) for k, a in enumerate(found.compared) for b in found.compared[k + 1 :]]
+    gaps = {(gap.label, gap.against): gap for gap in found.differences}
+    for row in pairs[:2]:
+        gap = gaps[row["method"], row["against"]]
+        assert (float(row["mean"]), float(row["low"]), float(row["high"]), float(row["p"])) == (
+            gap.mean, gap.low, gap.high, gap.p)
 
     data = page.page_data(out)
     assert data["finished"]
+    assert [row["best"] for row in data["table"]] == [True, False, False]
+    assert data["population_words"] == "It speaks of new rows of these 6 clients."
     json.dumps(data, allow_nan=False)
     assert [row["cells"]["personal"]["mean"] for row in data["table"]] == [
         float(row["personal"]) for row in table]
@@ -326,13 +344,13 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
     console = Console(width=200, record=True)
     show_comparison(console, found)
     text = console.export_text()
-    assert f"{personal.mean:.4f} ± " in text
+    assert f"{personal.mean:.4f} " in text
     assert words.answer(found)[0] in text
     narrow = Console(width=80, record=True, force_terminal=True)
     show_comparison(narrow, found)
     lines = narrow.export_text().splitlines()
     assert max(map(len, lines)) <= 80
-    assert any(f"{personal.mean:.4f} ± " in line for line in lines)
+    assert any(f"{personal.mean:.4f} " in line for line in lines)
     assert any(line.startswith("in results.csv, or in a wider terminal: ") for line in lines)
 
 
@@ -680,7 +698,8 @@ def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_pa
     done(plan, seen, seeds=[0, 1])
     found = done(plan, seen, ["ditto"])
     [gap] = found.differences
-    assert gap.interval.seeds == 2
+    assert found.repetitions == 2
+    assert gap.p is not None
     assert any("fedavg lacks seed 2" in note for note in words.notes(found))
     means = {run.seed: np.mean(list(run.values("accuracy").values())) for run in found.finished
              if run.label == found.best and run.seed < 2}
@@ -718,23 +737,26 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
     assert found.best != best
     assert {gap.against for gap in found.differences} >= {best}
     assert found.lost[best] == 1
-    assert any("1 of its clients a model without a finite loss" in note for note in words.notes(found))
-    spoil(best, range(6))
-    found = results.read(plan)
-    assert found.left_out == {best: "no client has a finite loss"}
-    assert best not in {gap.against for gap in found.differences}
-    data = page.page_data(plan.out)
-    assert next(row for row in data["table"] if row["label"] == best)["cells"]["personal"]["text"] == "-"
-    draw_comparison(data, tmp_path / "picture.png")
-    left, right = (label for label in plan.methods if label != best)
-    spoil(left, range(3))
-    spoil(right, range(3, 6))  # every client has been failed by one of the two
+    assert any("1 of its clients a model that has diverged" in note for note in words.notes(found))
+    for k, label in enumerate(sorted(plan.methods, key=lambda label: label != best)):
+        spoil(label, range(2 * k, 2 * k + 2))  # every client has been failed by one of the three
     found = results.read(plan)
     assert (found.level, found.differences) == (None, [])
+    assert words.answer(found) == [
+        "No client has a finite test loss with all methods: nothing can be compared."]
+    spoil(best, range(6))
+    found = results.read(plan)
+    assert found.left_out == {best: "it diverged in 1 of 1 repetitions"}
+    data = page.page_data(plan.out)
+    assert next(row for row in data["table"] if row["label"] == best)["cells"]["personal"]["text"] == "-"
+    assert data["table"][-1]["label"] == best
+    draw_comparison(data, tmp_path / "picture.png")
     for label in plan.methods:
         spoil(label, range(6))
-    assert words.answer(results.read(plan)) == [
-        "No client has a finite test loss with all methods: nothing can be compared."]
+    *told, last = words.answer(results.read(plan))
+    assert [sentence.split(" and ")[0] for sentence in told] == [
+        f"{label} diverged in 1 of 1 repetition" for label in plan.methods]
+    assert last == "No client has a finite test loss with all methods: nothing can be compared."
 
 
 def test_a_run_that_was_extended_is_told(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
@@ -862,7 +884,8 @@ def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dic
     assert words.answer(only)[0].startswith("localtrain solver.lr=0.1 has test accuracy 0.")
     [grid] = page.page_data(plan.out)["grids"]
     assert (grid["label"], grid["field"], grid["values"]) == ("localtrain", "solver.lr", [1e-6, 0.1])
-    assert grid["mean"] == [row.figures["personal"].mean for row in found.rows[1:]]
+    rows = {row.label: row.figures["personal"].mean for row in found.rows}
+    assert grid["mean"] == [rows["localtrain solver.lr=1e-06"], rows["localtrain solver.lr=0.1"]]
     draw_comparison(page.page_data(plan.out), tmp_path / "grid.png")
     # the choice does not look at test rows: with all test figures turned round, it is the same
     for run in plan.runs():
@@ -880,21 +903,30 @@ def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dic
 def test_the_answer_in_words(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="localtrain:solver.lr=0.1", splits="fixed")
     found = done(plan, seen)
-    [first, second, third] = words.answer(found)
+    [first, second, third, fourth] = words.answer(found)
     assert first.startswith("localtrain is best: test accuracy 0.")
-    assert "one seed cannot say" in second.lower()
-    assert third == "No method serves the clients better than training alone."
+    assert first.endswith("of the clients' own models on new rows of these 6 clients (1 repetition).")
+    assert second.startswith("The next is fedavg + fine-tuning, ")
+    assert "One repetition cannot say whether that would hold in another, and gives no intervals" in second
+    assert third == "No method did better than training alone."
+    assert fourth == "All methods have the settings they were given, untuned: --tune might change the order."
+    assert (found.differences[0].verdict, found.differences[0].low) == ("withheld", None)
+    assert results.outlook(found) == (False, 4, "one repetition says nothing about another")
     many, _ = made(tables, tmp_path / "out", range(6), algorithms="localtrain:solver.lr=0.1")  # as before
-    sentences = words.answer(done(many, seen))
-    assert "The difference is real for fedavg + fine-tuning (paired over 6 seeds" in sentences[1]
+    found = done(many, seen)
     [gap] = found.differences
-    few = gap._replace(p=0.01, p_holm=0.01, interval=gap.interval._replace(seeds=3))
-    assert words.answer(found._replace(differences=[few]))[1] == (
-        "The difference is suggestive for fedavg + fine-tuning (paired over 3 seeds, Holm's correction over "
-        "all pairs); it takes 5 seeds to call it real.")
-    assert "suggestive (p = 0.010 after Holm's correction, but only 3 seeds)" in words.difference(found, few)
-    close = few._replace(p=0.3, p_holm=0.6)
-    assert words.answer(found._replace(differences=[close]))[1].startswith("It is not told apart from fedavg")
+    assert gap.verdict == "better"
+    sentences = words.answer(found)
+    assert sentences[1] == (
+        f"localtrain is significantly better than fedavg + fine-tuning (by {100 * gap.mean:.1f} points, "
+        f"{100 * gap.low:.1f} to {100 * gap.high:.1f}).")
+    assert sentences[2] == "6 clients are too few to say whether it would hold for others (it takes 10)."
+    assert words.difference(found, gap).startswith(
+        "localtrain is significantly better than fedavg + fine-tuning (by ")
+    assert words.clients(gap) is None  # a Wilcoxon test over six clients is none
+    close = gap._replace(verdict="no difference found", low=-0.01)
+    assert words.answer(found._replace(differences=[close]))[1].startswith(
+        "There is no significant difference from fedavg + fine-tuning (")
 
 
 def test_clusters_and_a_loss_for_a_metric(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
@@ -936,7 +968,7 @@ def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], t
                                      for label, method in plan.methods.items()})
     with pytest.raises(UsageError, match="runs of fedavg that were made without a search"):
         carry_out.searches(untuned, labels, 3, 1)
-    assert words.notes(results.read(plan))[-1] == "Not tuned: localtrain."
+    assert words.answer(results.read(plan))[-1] == "Not tuned: localtrain."
 
 
 def test_a_method_of_which_nothing_trains_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path,

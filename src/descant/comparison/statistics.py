@@ -208,7 +208,8 @@ def compare(scores: np.ndarray, units: Units | None = None, *, level: float = LE
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(error > 0, np.abs(noise.mean) / error,
                      np.where(np.abs(noise.mean) <= 1e-12, 0.0, np.inf))
-    p = -np.expm1(len(at) * np.log1p(-np.minimum(2 * stats.t.sf(t, freedom), 1 - 1e-16)))
+    with np.errstate(divide="ignore"):
+        p = -np.expm1(len(at) * np.log1p(-2 * stats.t.sf(t, freedom)))
     reach = _critical(level, len(at), freedom) * error
     lasting = np.maximum(0.0, noise.units - noise.inner)
     moved = np.maximum(noise.repetition, repetitions * noise.inner)

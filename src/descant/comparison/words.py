@@ -233,7 +233,7 @@ def _alone(results: Results, best: Row) -> list[str]:
     if results.reference is None or results.repetitions < 1:
         return []
     if isinstance(results.plan.methods[best.label].algorithm, LocalTrain):
-        return ["No method serves the clients better than training alone."]
+        return ["No method did better than training alone."]
     gain, worse = best.figures.get("gain"), best.figures.get("worse_off")
     if gain is None or worse is None or math.isnan(gain.mean):
         return []
