@@ -926,7 +926,7 @@ def test_the_answer_in_words(tables: dict[str, Any], tmp_path: Path, seen: Seen)
     assert words.clients(gap) is None  # a Wilcoxon test over six clients is none
     close = gap._replace(verdict="no difference found", low=-0.01)
     assert words.answer(found._replace(differences=[close]))[1].startswith(
-        "There is no significant difference from fedavg + fine-tuning (")
+        "It is ahead of fedavg + fine-tuning (by ")
 
 
 def test_clusters_and_a_loss_for_a_metric(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 LEAST_POINTS = 4  # evaluated rounds: with fewer, nobody can tell
-WORTH = 0.005  # half a point in the last quarter of the training, or half a percent of a loss
+WORTH = 0.005  # half a point in the last quarter of the training, or ...
+LOSS = 4.0  # ... 2 percent of a loss, which goes on falling where nothing else changes
 MOST = 2 / 3  # of the repetitions
 
 
 def last_gain(rows: Sequence[Mapping[str, Any]], metric: str, *, lower: bool) -> float | None:
     """By how much the last quarter of a run's training is better than the one before; of figures of which
-    less is better, as a share. Zero where it is no more than noise, None where nobody can tell. Of rounds
-    that do not record the metric, the loss is taken."""
+    less is better, as a share, on the same scale of what matters. Zero where it is no more than noise, None
+    where nobody can tell. Of rounds that do not record the metric, the loss is taken."""
     found = [row["personal"]["val"] for row in rows if "personal" in row]
     if not all(metric in val for val in found):
         metric, lower = "loss", True
@@ -23,7 +24,7 @@ def last_gain(rows: Sequence[Mapping[str, Any]], metric: str, *, lower: bool) ->
     curve = np.array([np.nan if mean is None else mean for mean in means], float)
     if len(curve) < LEAST_POINTS or not np.isfinite(curve).all() or (lower and (curve <= 0).any()):
         return None
-    values = -np.log(curve) if lower else curve
+    values = -np.log(curve) / LOSS if lower else curve
     quarter = len(values) // 4
     both = values[-2 * quarter :]
     gain = float(both[quarter:].mean() - both[:quarter].mean())

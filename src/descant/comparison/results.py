@@ -30,7 +30,7 @@ from descant.comparison.statistics import ROUNDING, Analysis, Interval, Pair, in
 from descant.errors import unknown
 from descant.experiment import directory as layout
 from descant.files import write_atomic
-from descant.units import duration, is_share, times
+from descant.units import is_share
 
 WORST = 10  # a decile
 FIRST = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen",
@@ -244,30 +244,42 @@ def _others(found: Results, of: Mapping[str, Sequence[Finished]], seeds: Sequenc
 def outlook(results: Results) -> Outlook:
     """Whether all of the best method's differences are settled: significant, or too small to matter; and how
     many more repetitions would settle the rest."""
-    analysis = results.analysis
-    if analysis is None:
+    if results.analysis is None:
         return Outlook(True, None, "there are no two methods to compare")
     if results.repetitions < 2:
         return Outlook(False, 4, "one repetition says nothing about another")
-    open_ = {gap.against: analysis.beside(0, k) for k, gap in enumerate(results.differences, 1)
-             if gap.verdict == "no difference found"}
-    if not open_:
+    needed = still_needed(results)
+    if not needed:
         return Outlook(True, None, "every difference is significant, or too small to matter")
-    needed = {label: statistics.needed(pair, analysis, results.worth) for label, pair in open_.items()}
-    known = [count for count in needed.values() if count is not None]
-    if known:
-        more = max(known) - results.repetitions
-        return Outlook(False, more, f"{times(more, 'more repetition')} would probably settle what can be "
-                                    f"settled, about {duration(more * seconds(results))} of computing")
-    what = {"rows": "the methods are too close", "clients": "there are too few test rows",
-            "new clients": "there are too few clients"}[results.population]
-    lasting = any(pair.lasting > pair.repetition / statistics.MOST_REPETITIONS for pair in open_.values())
-    many = f"the methods are too close: it would take more than {statistics.MOST_REPETITIONS} repetitions"
-    return Outlook(False, None, what if lasting else many)
+    known = [more for more in needed.values() if more is not None]
+    return Outlook(False, max(known), f"no significant difference from {', '.join(needed)} so far"
+                   ) if known else Outlook(False, None, hopeless(results))
+
+
+def still_needed(results: Results) -> dict[str, int | None]:
+    """Of the methods from which the best one does not differ so far, how many more repetitions would probably
+    settle that; None where no number of them would."""
+    analysis, found = results.analysis, {}
+    for k, gap in enumerate(results.differences, 1):
+        if analysis is not None and gap.verdict == "no difference found":
+            count = statistics.needed(analysis.beside(0, k), analysis, results.worth)
+            found[gap.against] = None if count is None else count - results.repetitions
+    return found
+
+
+def hopeless(results: Results) -> str:
+    """Why more repetitions would not settle some differences."""
+    assert results.analysis is not None
+    pairs = [results.analysis.beside(0, k) for k, gap in enumerate(results.differences, 1)
+             if gap.verdict == "no difference found"]
+    if any(pair.lasting > pair.repetition / statistics.MOST_REPETITIONS for pair in pairs):
+        return "there are too few clients" if results.population == "new clients" else (
+            "there are too few test rows")
+    return f"it would take more than {statistics.MOST_REPETITIONS} repetitions"
 
 
 def seconds(results: Results) -> float:
-    """What one repetition of all methods takes, one run after another."""
+    """What training takes in one repetition of all methods, one run after another."""
     return sum(row.figures["seconds"].mean for row in results.rows)
 
 

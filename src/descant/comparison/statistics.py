@@ -31,8 +31,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special, stats
 
-CONFIDENCE = 0.95
-LEVEL = 1 - CONFIDENCE
+CONFIDENCE = 0.95  # of the interval of one method
+LEVEL = 0.05
 ROUNDING = 1e-9  # a gain of less is none: means of equal figures differ in their last bits
 ENOUGH_CLIENTS = 10  # for Wilcoxon's test, and for anything about clients like these
 POWER = 0.8  # that more repetitions settle a comparison, if the differences are what they seem to be

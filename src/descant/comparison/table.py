@@ -13,7 +13,9 @@ ERROR = "personal_truth_error"
 COSTS = ("bytes_per_client", "grad_steps", "seconds")
 TITLES = {
     "personal": ("personal", "{metric} of the clients' own models on their own test rows, mean over the "
-                             "clients, at the round that is best on validation data"),
+                             "clients, at the round that is best on validation data; the interval has all "
+                             "the noise of the population that the answer speaks of, those of other columns "
+                             "that of the repetitions"),
     "global": ("global", "the same of the one model for all, where the method has one"),
     "worst_decile": ("worst 10%", "the same as personal, over the tenth of the clients that is served worst"),
     "gain": ("gain", "how much better a client is served than by training alone, on average"),

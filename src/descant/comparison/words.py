@@ -8,7 +8,16 @@ from statistics import median
 
 from descant.algorithms import LocalTrain
 from descant.comparison.budget import spent
-from descant.comparison.results import Difference, Results, Row, missing_seeds, outlook, seconds
+from descant.comparison.carry_out import MOST_SEEDS
+from descant.comparison.results import (
+    Difference,
+    Results,
+    Row,
+    hopeless,
+    missing_seeds,
+    seconds,
+    still_needed,
+)
 from descant.comparison.statistics import ENOUGH_CLIENTS
 from descant.units import duration, figure, is_share, times
 
@@ -49,6 +58,9 @@ def notes(results: Results) -> list[str]:
     if results.population == "clients" and results.level is not None and not results.has_rows:
         found.append(f"The intervals leave out the noise of the test rows: {_name(results)} has no value for "
                      "each row, or an older version measured it (the same command again measures it anew).")
+    if results.population == "new clients" and 1 < results.people < ENOUGH_CLIENTS:
+        found.append(f"{results.people} clients say little about others: their intervals rest on the "
+                     "assumption that clients are spread like a normal distribution.")
     if results.best in results.unfinished:
         found.append(f"{results.best} was still improving at the last round: with more training, its lead "
                      "may grow.")
@@ -150,7 +162,8 @@ def _headline(results: Results) -> str:
         return (f"No significant difference between the {count} methods (p {_p(p)}); {results.best} is "
                 f"ahead: {_level(results)}.")
     overall = f"The {count} methods differ (p {_p(p)}); " if count > 2 else ""
-    return f"{overall}{results.best} is best: {_level(results)}."
+    is_best = any(gap.verdict == "better" for gap in results.differences)
+    return f"{overall}{results.best} is {'best' if is_best else 'ahead'}: {_level(results)}."
 
 
 def _others(results: Results) -> list[str]:
@@ -166,8 +179,9 @@ def _others(results: Results) -> list[str]:
         least = "1 point" if is_share(results.metric) else "1 %"
         found.append(f"It is as good as {_and(equal)}: the difference is less than {least}.")
     if close := [gap for gap in gaps if gap.verdict == "no difference found"]:
-        found.append(f"{'No' if better or equal else 'There is no'} significant difference from " + _and(
-            [f"{gap.against} ({_signed(results, gap)})" for gap in close]) + ".")
+        lead = "No significant difference from" if better or equal else "It is ahead of"
+        found.append(f"{lead} " + _and(
+            [f"{gap.against} (by {_size(results, gap)}, {_range(results, gap)})" for gap in close]) + ".")
     failed = [gap.against for gap in gaps if gap.mean < 0 and gap.verdict == "withheld"]
     if failed:
         found.append(f"{_and(failed)} {'has' if len(failed) == 1 else 'have'} better figures, but "
@@ -194,14 +208,20 @@ def _unfinished(results: Results) -> list[str]:
 
 def _open(results: Results) -> list[str]:
     """What it would take to settle the rest."""
-    found = outlook(results)
-    if found.decided or results.repetitions < 2:
-        return []
-    if found.more is None:
-        return [f"More repetitions would not settle the rest: {found.why}."]
-    time = duration(found.more * seconds(results))
-    return [f"{times(found.more, 'more repetition')} would probably settle what is open, about {time} "
-            "(--until-decided)."]
+    needed = still_needed(results)
+    hopeful = {label: more for label, more in needed.items() if more is not None}
+    never = [label for label in needed if label not in hopeful]
+    found = []
+    if hopeful:
+        more = max(hopeful.values())
+        how = "; --until-decided adds them" if results.repetitions + more <= MOST_SEEDS else ""
+        found.append(f"{times(more, 'more repetition')} would probably settle the difference from "
+                     f"{_and([*hopeful])} (about {duration(more * seconds(results))} of training{how}).")
+    if never:
+        found.append(f"No number of repetitions is likely to settle that from {_and(never)}: "
+                     f"{hopeless(results)}." if hopeful else
+                     f"More repetitions are not likely to settle this: {hopeless(results)}.")
+    return found
 
 
 def _elsewhere(results: Results) -> list[str]:
@@ -278,10 +298,6 @@ def _range(results: Results, gap: Difference) -> str:
     if is_share(results.metric):
         return f"{100 * max(low, -1.0):.1f} to {100 * min(high, 1.0):.1f}"
     return f"{figure(results.metric, low)} to {figure(results.metric, high)}"
-
-
-def _signed(results: Results, gap: Difference) -> str:
-    return f"{_size(results, gap)} ahead, {_range(results, gap)}"
 
 
 def _percent(log_ratio: float) -> str:

@@ -49,8 +49,8 @@ def _table(results: Results, shown: list[Column]) -> Table:
     from descant.comparison.table import cell
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left",
-                  title=f"test {results.metric.replace('_', ' ')} on the clients' own rows, mean over seeds "
-                        "± 95 % interval", title_style="")
+                  title=f"test {results.metric.replace('_', ' ')} on the clients' own rows, mean over the "
+                        "repetitions ± 95 % interval", title_style="")
     for title, justify in (("method", "left"), *((column.title, "right") for column in shown),
                            ("rounds", "right")):
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
