@@ -468,7 +468,7 @@ def test_methods_are_trained_until_they_no_longer_improve(tables: dict[str, Any]
     quick = tables | {"train": tables["train"] | {"local": {"steps": 10}}, "eval": {"every": 1}}
     plan, _ = made(quick, tmp_path / "out", [0], baselines=False, budget="converge",
                    algorithms="localtrain:solver.lr=1.0,localtrain:solver.lr=1e-4,label=slow")
-    fast, slow = plan.runs()
+    fast, _ = plan.runs()
     assert fast.tables["train"]["rounds"] == 10 * plan._matched(plan.methods["localtrain"]) == 120
     assert (fast.tables["train"]["patience"], fast.tables["eval"]["every"]) == (5, 3)
     found = done(plan, seen)
@@ -540,7 +540,7 @@ def test_a_directory_of_an_older_format_is_refused(tables: dict[str, Any], tmp_p
     path = tmp_path / "out" / "comparison.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
     for act in (lambda: planning.read(tmp_path / "out"), lambda: made(tables, tmp_path / "out", [1])):
-        with pytest.raises(DescantError, match="of format 1, and this version of descant has 2: .*anew in"):
+        with pytest.raises(DescantError, match=r"of format 1, and this version of descant has 2: .*anew in"):
             act()
 
 

@@ -228,7 +228,7 @@ class Plan(NamedTuple):
                         "can be a cluster of its own, so that nothing is shared; take fewer."
                         for label, method in self.methods.items()
                         if isinstance(method.algorithm, CGPFL) and isinstance(method.algorithm.K, int)
-                        and method.algorithm.K >= self.clients]
+                        and self.clients <= method.algorithm.K]
 
     def record(self, label: str) -> Path:
         """Where the search for a method's hyper-parameters is kept."""
