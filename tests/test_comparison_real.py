@@ -95,16 +95,19 @@ def test_the_page_has_the_table_of_results(compared: tuple[Path, str]) -> None:
         page.goto(report.as_uri())
         page.locator(".chart svg.main-svg").first.wait_for()
         assert page.locator(".answer .lead").inner_text() in out
+        page.locator("#all-columns").check()
         heads = page.locator("#results thead th").all_inner_texts()
-        shown = {row.locator("th").inner_text(): dict(zip(heads[1:], row.locator("td").all_inner_texts(),
-                                                          strict=True))
+        shown = {row.get_attribute("data-label"): dict(zip(heads[1:], row.locator("td").all_inner_texts(),
+                                                           strict=True))
                  for row in page.locator("#results tbody tr").all()}
+        assert page.locator("#results tr.best").get_attribute("data-label") == next(iter(table))
         for chart in page.locator(".chart").all():  # also the clusters and the grid
             chart.scroll_into_view_if_needed()
             chart.locator("svg.main-svg").first.wait_for()
         assert page.locator("#chart-curves").get_attribute("aria-label")
     assert trouble == []
-    assert list(shown) == LABELS
+    assert list(shown) == list(table)  # the best first, in both
+    assert set(shown) == set(LABELS)
     columns = {"personal": "personal", "global": "global", "worst 10%": "worst_decile", "gain": "gain",
                "auroc": "personal_auroc", "calibration error": "personal_calibration_error"}
     for label, cells in shown.items():
@@ -113,10 +116,10 @@ def test_the_page_has_the_table_of_results(compared: tuple[Path, str]) -> None:
             if not value:
                 assert cells[title] == "-"
                 continue
-            mean, reach = (float(part) for part in cells[title].split(" ± "))
-            assert mean == pytest.approx(float(value), abs=6e-5)
-            high = float(table[label][f"{key}_high"])
-            assert reach == pytest.approx(high - float(value), rel=1e-3, abs=6e-5)
+            numbers = [float(part) for part in re.findall(r"-?[0-9.]+", cells[title])]
+            low, high = (float(table[label][f"{key}_{end}"]) for end in ("low", "high"))
+            expected = [float(value), high - float(value)] if "±" in cells[title] else [float(value), low, high]
+            assert numbers == pytest.approx(expected, rel=1e-3, abs=6e-5)
         assert int(cells["steps"].replace(",", "")) == float(table[label]["grad_steps"])
 
 
@@ -145,7 +148,8 @@ def test_a_comparison_is_watched_while_it_goes_on(tmp_path: Path) -> None:
                 time.sleep(2.5)  # data are read again only after some time
                 last = data()
                 assert last["finished"]
-                assert [row["label"] for row in last["table"]] == LABELS
+                assert {row["label"] for row in last["table"]} == set(LABELS)
+                assert [row["best"] for row in last["table"]].index(True) == 0
             finally:
                 comparing.kill()
                 watching.send_signal(signal.SIGINT)
