@@ -107,7 +107,7 @@ def test_without_pull_every_client_is_alone() -> None:
 def test_with_a_strong_pull_all_clients_agree_on_globaltrain() -> None:
     """lam -> inf: lam A_i -> H_i, so that w_g and all w_i are (sum_i H_i)^-1 sum_i H_i a_i + O(1 / lam): ten
     times the pull, a tenth of the distance. The same model that GlobalTrain's own run finds."""
-    with engine(GlobalTrain(lr=0.9, weights="uniform"), FEDERATION, "quadratic", **FULL) as e:
+    with engine(GlobalTrain(lr=0.9, momentum=0.0, weights="uniform"), FEDERATION, "quadratic", **FULL) as e:
         e.play(60)
         together = e.model.theta
     close(together, FEDERATION.truth["global"], 1e-9)
