@@ -118,8 +118,8 @@ def test_the_page_has_the_table_of_results(compared: tuple[Path, str]) -> None:
                 continue
             numbers = [float(part) for part in re.findall(r"-?[0-9.]+", cells[title])]
             low, high = (float(table[label][f"{key}_{end}"]) for end in ("low", "high"))
-            expected = [float(value), high - float(value)] if "±" in cells[title] else [float(value), low, high]
-            assert numbers == pytest.approx(expected, rel=1e-3, abs=6e-5)
+            ends = [high - float(value)] if "±" in cells[title] else [low, high]
+            assert numbers == pytest.approx([float(value), *ends], rel=1e-3, abs=6e-5)
         assert int(cells["steps"].replace(",", "")) == float(table[label]["grad_steps"])
 
 
