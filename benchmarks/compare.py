@@ -22,7 +22,7 @@ from descant.comparison import page
 from descant.comparison import plan as planning
 from descant.experiment import directory as layout
 from descant.experiment.config import read_toml
-from descant.report.page import render
+from descant.view.page import render
 
 EXPERIMENT = """
 [data]

@@ -27,18 +27,18 @@ from rich.console import Console
 from rich.table import Table
 from torch.func import vmap
 
+from descant.core.federation import Federation
+from descant.core.task import Batch
+from descant.core.vector import Model
 from descant.data import DATASETS, DataSpec
 from descant.data.cache import ENVIRONMENT, data_dir
 from descant.data.partitions import Dirichlet, Partition, Shards
 from descant.data.preprocess import Preprocess
 from descant.data.samples import Dataset, Samples
-from descant.engine.backend import one_thread
+from descant.engine.backends.base import one_thread
 from descant.engine.batches import ClientTensors, LocalWork, Plan, View, plan_chunk
 from descant.models import ModelSpec
-from descant.pool import Federation
-from descant.solve import SGD, descend
-from descant.task import Batch
-from descant.vector import Model
+from descant.priors.solve import SGD, descend
 
 RUNS = 3
 ROWS = {"fashion_mnist": (60000, 10000), "cifar10": (50000, 10000)}  # of the official parts

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from descant.bench.case import Case, fashion_mnist
-from descant.engine.choose import templates
-from descant.engine.memory import keep_freed_memory
+from descant.engine.backends.choose import templates
+from descant.engine.backends.memory import keep_freed_memory
 from descant.engine.rounds import Training
 from descant.engine.work import Work
 

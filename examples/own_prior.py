@@ -18,7 +18,7 @@ from torch import Tensor
 
 import descant
 from descant.algorithms import FedMAP
-from descant.energy import Energy
+from descant.priors.energy import Energy
 
 
 def robust(theta: Tensor, gamma: Tensor) -> Tensor:

@@ -23,10 +23,10 @@ from rich.progress import track
 
 import descant
 from descant import SGD
-from descant.algorithm import Algorithm
 from descant.algorithms import GlobalTrain, LocalTrain, OneStageFedProx
-from descant.precision import Adaptive
-from descant.report.comparison import COLOURS
+from descant.core.algorithm import Algorithm
+from descant.priors.precision import Adaptive
+from descant.view.comparison import COLOURS
 
 HETEROGENEITY = (0.1, 0.3, 0.6, 1.0, 2.0, 3.0)
 METHODS: dict[str, Algorithm] = {

@@ -12,13 +12,13 @@ from flwr.app import RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
+from descant.deploy.exchange import Exchange
+from descant.deploy.lead import lead
+from descant.deploy.letters import Letter
+from descant.deploy.node import Node
+from descant.deploy.nodes import Rules
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run
-from descant.flower.exchange import Exchange
-from descant.flower.lead import lead
-from descant.flower.letters import Letter
-from descant.flower.node import Node
-from descant.flower.nodes import Rules
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # which Flower's messages want to know
 Answer = Callable[[RecordDict], RecordDict | None]  # None: no answer comes

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 import descant
-from descant import fields
-from descant.algorithm import Algorithm
-from descant.division import Table
-from descant.engine.backend import Backend
-from descant.engine.choose import make_backend
+from descant.core import fields
+from descant.core.algorithm import Algorithm
+from descant.core.federation import Federation
+from descant.core.splits import Table
+from descant.core.tree import Tree, leaves, map_tree
+from descant.engine.backends.base import Backend
+from descant.engine.backends.choose import make_backend
 from descant.engine.evaluation import Evaluation, evaluate
 from descant.engine.rounds import RoundReport, Training
 from descant.engine.settings import Train
 from descant.engine.work import Work
 from descant.models import DNN, make_task
-from descant.pool import Federation
-from descant.tree import Tree, leaves, map_tree
 
 # Training rows of the ragged federation's clients: more and fewer than a batch, and a single one.
 SIZES = (9, 5, 1, 7, 3)

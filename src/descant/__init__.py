@@ -8,32 +8,33 @@ from typing import TYPE_CHECKING, Any
 from descant._version import __version__
 
 if TYPE_CHECKING:
-    from descant import algorithms, data, handover, models
-    from descant.algorithm import Algorithm, Message, Round
+    from descant import algorithms, data, models
     from descant.api import load, resume, run
+    from descant.core.algorithm import Algorithm, Message, Round
+    from descant.core.federation import Federation
+    from descant.core.task import Batch, FunctionTask, ModuleTask, Task
+    from descant.core.vector import Model
     from descant.data import federation
+    from descant.deploy import export as handover
     from descant.errors import DescantError, UsageError
     from descant.experiment.config import Experiment
     from descant.experiment.run import Run
-    from descant.pool import Federation
-    from descant.prior import Flat, Gaussian
-    from descant.solve import SGD, Adam, Proximal
-    from descant.task import Batch, FunctionTask, ModuleTask, Task
-    from descant.vector import Model
+    from descant.priors.prior import Flat, Gaussian
+    from descant.priors.solve import SGD, Adam, Proximal
 
 # Names are imported when they are first used: `descant --help` must not wait for torch.
 _HOME = {
-    "Algorithm": "descant.algorithm", "Message": "descant.algorithm", "Round": "descant.algorithm",
+    "Algorithm": "descant.core.algorithm", "Message": "descant.core.algorithm", "Round": "descant.core.algorithm",
     "load": "descant.api", "resume": "descant.api", "run": "descant.api",
     "federation": "descant.data",
     "DescantError": "descant.errors", "UsageError": "descant.errors",
     "Experiment": "descant.experiment.config", "Run": "descant.experiment.run",
-    "Federation": "descant.pool",
-    "Flat": "descant.prior", "Gaussian": "descant.prior",
-    "SGD": "descant.solve", "Adam": "descant.solve", "Proximal": "descant.solve",
-    "Batch": "descant.task", "FunctionTask": "descant.task", "ModuleTask": "descant.task",
-    "Task": "descant.task",
-    "Model": "descant.vector",
+    "Federation": "descant.core.federation",
+    "Flat": "descant.priors.prior", "Gaussian": "descant.priors.prior",
+    "SGD": "descant.priors.solve", "Adam": "descant.priors.solve", "Proximal": "descant.priors.solve",
+    "Batch": "descant.core.task", "FunctionTask": "descant.core.task", "ModuleTask": "descant.core.task",
+    "Task": "descant.core.task",
+    "Model": "descant.core.vector",
 }
 _MODULES = ("algorithms", "data", "handover", "models")
 

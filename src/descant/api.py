@@ -8,17 +8,17 @@ from typing import Any
 
 from torch import nn
 
-from descant import fields
-from descant.algorithm import Algorithm
+from descant.core import fields
+from descant.core.algorithm import Algorithm
+from descant.core.federation import Federation
+from descant.core.losses import Loss, LossName
+from descant.core.task import Task
 from descant.engine.settings import Eval, Train
 from descant.errors import UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import parse_algorithm
 from descant.experiment.run import Observer, Run, Setup
-from descant.losses import Loss, LossName
 from descant.models import ModelSpec, NetworkSpec, TaskSpec, make_task, named
-from descant.pool import Federation
-from descant.task import Task
 
 
 def run(

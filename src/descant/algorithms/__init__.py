@@ -1,6 +1,5 @@
 """The methods, one file each."""
 
-from descant.algorithm import Algorithm
 from descant.algorithms.cgpfl import CGPFL
 from descant.algorithms.dichotomous import Dichotomous
 from descant.algorithms.ditto import Ditto
@@ -14,6 +13,7 @@ from descant.algorithms.pfedbred import pFedBreD
 from descant.algorithms.pfedgt import pFedGT
 from descant.algorithms.pfedme import pFedMe
 from descant.algorithms.scaffold import SCAFFOLD
+from descant.core.algorithm import Algorithm
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     cls.name: cls for cls in (LocalTrain, GlobalTrain, Dichotomous, FedAvg, FedProx, OneStageFedProx, pFedMe,

@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from descant.algorithm import Algorithm, ClientData, LocalStep, Message, Round, average, toward
 from descant.algorithms.pfedme import moreau_rounds
-from descant.belief import Belief, Told
-from descant.clustering import Partition, choose_K, coordinates, kmeans, means, nearest, recluster
+from descant.core.algorithm import Algorithm, ClientData, LocalStep, Message, Round, average, toward
+from descant.core.fields import hyper
+from descant.core.ranges import Log, Step, Whole
+from descant.core.task import Task
+from descant.core.tree import Tree, concat, map_tree, stack, take
+from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.fields import hyper
-from descant.precision import (
+from descant.priors.belief import Belief, Told
+from descant.priors.clustering import Partition, choose_K, coordinates, kmeans, means, nearest, recluster
+from descant.priors.precision import (
     Lam,
     Precision,
     Sent,
@@ -27,13 +31,9 @@ from descant.precision import (
     strongest,
     unstable,
 )
-from descant.ranges import Log, Step, Whole
-from descant.task import Task
-from descant.tree import Tree, concat, map_tree, stack, take
-from descant.vector import Model
 
 if TYPE_CHECKING:
-    from descant.pool import Federation
+    from descant.core.federation import Federation
 
 
 class Clusters(NamedTuple):
@@ -107,20 +107,20 @@ class CGPFL(Algorithm):
         "paper": {"lam": 12.0, "eta": 0.09, "beta": 0.005, "mu": 200.0}}
 
     K: int | Literal["auto"] = hyper(4, 'clusters; "auto": by the least bound (CGPFL-Heur)',
-                                     low=1, search=Whole(1, 10))
-    lam: Lam = hyper(12.0, "strength of the pull of theta to w", above=0, search=Log(1.0, 100.0))
-    eta: float = hyper(None, "step size of theta; absent: 1 / (lam + 20)", above=0, search=Step(0.001, 0.3),
+                                     ge=1, search=Whole(1, 10))
+    lam: Lam = hyper(12.0, "strength of the pull of theta to w", gt=0, search=Log(1.0, 100.0))
+    eta: float = hyper(None, "step size of theta; absent: 1 / (lam + 20)", gt=0, search=Step(0.001, 0.3),
                        derived=lambda self: inner_step(self.lam))
     beta: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam (printed: 0.005)",
-                        above=0, search=Step(0.001, 0.1),
+                        gt=0, search=Step(0.001, 0.1),
                         derived=lambda self: outer_step(self.lam) if self.outer == "pfedme" else 0.005)
-    alpha: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
-    S: int = hyper(5, "gradient steps on theta for each batch", low=1)
+    alpha: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
+    S: int = hyper(5, "gradient steps on theta for each batch", ge=1)
     outer: Literal["pfedme", "printed"] = hyper("pfedme", "step of w: beta lam, or the printed 2 beta / N")
-    starts: int = hyper(10, "k-means++ starts", low=1)
-    k_rounds: int = hyper(1, "the round that makes the clusters; one model for all before", low=1)
-    mu: float = hyper(5.0, 'weight of the cost in the bound, for K = "auto"', low=0)
-    K_max: int = hyper(20, 'largest K that "auto" tries', low=1)
+    starts: int = hyper(10, "k-means++ starts", ge=1)
+    k_rounds: int = hyper(1, "the round that makes the clusters; one model for all before", ge=1)
+    mu: float = hyper(5.0, 'weight of the cost in the bound, for K = "auto"', ge=0)
+    K_max: int = hyper(20, 'largest K that "auto" tries', ge=1)
 
     @property
     def rule(self) -> Precision:

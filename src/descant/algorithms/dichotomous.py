@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.algorithm import Algorithm, ClientData, Message, Round, Weights, average, toward
-from descant.fields import hyper
-from descant.solve import SGD, Solver, descend
-from descant.task import Batch, Task
-from descant.tree import Tree, map_tree
-from descant.vector import Model
+from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, average, toward
+from descant.core.fields import hyper
+from descant.core.task import Batch, Task
+from descant.core.tree import Tree, map_tree
+from descant.core.vector import Model
+from descant.priors.solve import SGD, Solver, descend
 
 
 class Server(NamedTuple):
@@ -57,7 +57,7 @@ class Dichotomous(Algorithm):
     solver: Solver = hyper(SGD(lr=0.05), "local optimizer of both models")
     split: Literal["halves", "none"] = hyper("halves", "whether the two models have separate training rows")
     weights: Weights = hyper("samples", "what a client counts in the average")
-    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
+    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
 
     def batches_per_step(self) -> int:
         return 2 if self.split == "halves" else 1

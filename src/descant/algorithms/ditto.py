@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from descant.algorithm import ClientData, LocalStep, Message, Weights
-from descant.belief import SharedPrior, Told
-from descant.fields import hyper
-from descant.precision import Lam, strongest, unstable
-from descant.ranges import Log
-from descant.solve import SGD, Solver, solve, step_size
-from descant.task import Task
-from descant.vector import Model
+from descant.core.algorithm import ClientData, LocalStep, Message, Weights
+from descant.core.fields import hyper
+from descant.core.ranges import Log
+from descant.core.task import Task
+from descant.core.vector import Model
+from descant.priors.belief import SharedPrior, Told
+from descant.priors.precision import Lam, strongest, unstable
+from descant.priors.solve import SGD, Solver, solve, step_size
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Ditto(SharedPrior):
         "ICML 2021, arXiv:2012.04221"
     )
 
-    lam: Lam = hyper(1.0, "strength of the pull of the personal to the global model", low=0,
+    lam: Lam = hyper(1.0, "strength of the pull of the personal to the global model", ge=0,
                      search=Log(0.01, 10.0))
     solver: Solver = hyper(SGD(lr=0.05), "local optimizer of both models")
-    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
+    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
 
     def local_step(self) -> LocalStep:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from descant.algorithm import Algorithm, ClientData, Message, Round, Weights, average, toward
-from descant.fields import hyper
-from descant.solve import SGD, Solver, solve
-from descant.task import Task
-from descant.vector import Model
+from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, average, toward
+from descant.core.fields import hyper
+from descant.core.task import Task
+from descant.core.vector import Model
+from descant.priors.solve import SGD, Solver, solve
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class FedAvg(Algorithm):
     trains_to_personalize: ClassVar[bool] = True
 
     solver: Solver = hyper(SGD(lr=0.05), "local optimizer")
-    finetune: int = hyper(0, "steps on its own batches before a client predicts (FedAvg+FT)", low=0)
-    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
+    finetune: int = hyper(0, "steps on its own batches before a client predicts (FedAvg+FT)", ge=0)
+    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
 
     def personal_steps(self) -> int:

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from descant.algorithm import Algorithm, ClientData, Message, Round, Weights, average
-from descant.belief import Belief
-from descant.energy import Energy, Given, InputConvex, OwnPrior, check, server_gradient
+from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, average
+from descant.core.fields import hyper
+from descant.core.task import Task
+from descant.core.tree import Tree, map_tree, take
+from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.fields import hyper
-from descant.precision import Adaptive, FixedVariance, LearnedVariance, Precision, Sent, unstable
-from descant.prior import Gaussian, Prior
-from descant.solve import Adam, Proximal, Solver, solve, step_size
-from descant.task import Task
-from descant.tree import Tree, map_tree, take
-from descant.vector import Model
+from descant.priors.belief import Belief
+from descant.priors.energy import Energy, Given, InputConvex, OwnPrior, check, server_gradient
+from descant.priors.precision import Adaptive, FixedVariance, LearnedVariance, Precision, Sent, unstable
+from descant.priors.prior import Gaussian, Prior
+from descant.priors.solve import Adam, Proximal, Solver, solve, step_size
 
 Step: TypeAlias = float | Literal["mean"]
 
@@ -58,7 +58,7 @@ class FedMAP(Algorithm):
     `prior` is a Gaussian with fixed variance sigma2 (Eq. 6), with a variance per coordinate that is learned
     (Lemma 1; epsilon ||mu||^2 draws the mean to zero, on the server alone; the step size of s is the prior's
     own `lr`), or adaptive; or any energy R(theta, gamma): an input-convex network, your own by its place
-    "package.module:name", or an object of a class that you derive from `descant.energy.Energy`. A run with
+    "package.module:name", or an object of a class that you derive from `descant.priors.energy.Energy`. A run with
     such an object is resumed and loaded by the same call of `descant.run` with resume=True; `descant resume`
     and `descant.load` need the place.
 
@@ -90,8 +90,8 @@ class FedMAP(Algorithm):
         FixedVariance(), "the family of priors")
     solver: Solver = hyper(Adam(lr=0.003), "local optimizer")
     weights: Weights | Literal["omega", "mean_log"] = hyper("omega", "what a client counts on the server")
-    temperature: float = hyper(1.0, "weights are taken to the power 1 / temperature", above=0)
-    server_lr: Step = hyper("mean", "step size lambda of Eq. 3, or the weighted mean", above=0)
+    temperature: float = hyper(1.0, "weights are taken to the power 1 / temperature", gt=0)
+    server_lr: Step = hyper("mean", "step size lambda of Eq. 3, or the weighted mean", gt=0)
     likelihood: Literal["mean", "sum"] = hyper("mean", "of a client's samples, beside the prior: Eq. 7 or 2")
     start: Literal["own", "global"] = hyper("own", "where local training starts")
     init: Literal["model", "client"] = hyper("model", "where the prior begins: initial model, or a client's")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from descant.algorithm import ClientData, LocalStep, Message, Weights
-from descant.belief import SharedPrior, Told
-from descant.fields import hyper
-from descant.precision import Lam, Precision, as_rule, strongest, unstable
-from descant.ranges import Log
-from descant.solve import SGD, Solver, solve, step_size
-from descant.task import Task
-from descant.vector import Model
+from descant.core.algorithm import ClientData, LocalStep, Message, Weights
+from descant.core.fields import hyper
+from descant.core.ranges import Log
+from descant.core.task import Task
+from descant.core.vector import Model
+from descant.priors.belief import SharedPrior, Told
+from descant.priors.precision import Lam, Precision, as_rule, strongest, unstable
+from descant.priors.solve import SGD, Solver, solve, step_size
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class FedProx(SharedPrior):
         "Networks. MLSys 2020, arXiv:1812.06127"
     )
 
-    mu: Lam = hyper(0.1, "strength of the pull to the server's model", low=0, search=Log(0.001, 10.0))
+    mu: Lam = hyper(0.1, "strength of the pull to the server's model", ge=0, search=Log(0.001, 10.0))
     solver: Solver = hyper(SGD(lr=0.05), "local optimizer")
-    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
+    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
 
     def local_step(self) -> LocalStep:

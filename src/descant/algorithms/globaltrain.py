@@ -8,14 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.algorithm import Algorithm, ClientData, LocalStep, Message, Round, Weights, average
-from descant.fields import hyper
-from descant.prior import Flat
-from descant.ranges import Step
-from descant.solve import SGD
-from descant.task import Batch, Task
-from descant.tree import Tree
-from descant.vector import Model
+from descant.core.algorithm import Algorithm, ClientData, LocalStep, Message, Round, Weights, average
+from descant.core.fields import hyper
+from descant.core.ranges import Step
+from descant.core.task import Batch, Task
+from descant.core.tree import Tree
+from descant.core.vector import Model
+from descant.priors.prior import Flat
+from descant.priors.solve import SGD
 
 
 class Server(NamedTuple):
@@ -51,9 +51,9 @@ class GlobalTrain(Algorithm):
         "AISTATS 2017, arXiv:1602.05629"
     )
 
-    lr: float = hyper(0.1, "step size of the server", above=0, search=Step(0.01, 10.0))
-    momentum: float = hyper(0.9, "share of the last direction that is kept", low=0, below=1)
-    weight_decay: float = hyper(0.0, "strength of the pull to zero", low=0)
+    lr: float = hyper(0.1, "step size of the server", gt=0, search=Step(0.01, 10.0))
+    momentum: float = hyper(0.9, "share of the last direction that is kept", ge=0, lt=1)
+    weight_decay: float = hyper(0.0, "strength of the pull to zero", ge=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
 
     def local_step(self) -> LocalStep:

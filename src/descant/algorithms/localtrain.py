@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from descant.algorithm import Algorithm, ClientData, Message, Round
-from descant.fields import hyper
-from descant.solve import SGD, Solver, solve
-from descant.task import Task
-from descant.vector import Model
+from descant.core.algorithm import Algorithm, ClientData, Message, Round
+from descant.core.fields import hyper
+from descant.core.task import Task
+from descant.core.vector import Model
+from descant.priors.solve import SGD, Solver, solve
 
 
 @dataclass(frozen=True)

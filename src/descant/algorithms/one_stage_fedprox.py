@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from descant.algorithm import ClientData, LocalStep, Message, Round, Weights, average
-from descant.belief import Belief, SharedPrior, Told
+from descant.core.algorithm import ClientData, LocalStep, Message, Round, Weights, average
+from descant.core.fields import hyper
+from descant.core.ranges import Log, Step
+from descant.core.task import Batch, Task
+from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.fields import hyper
-from descant.precision import Lam, inner_step, strongest, unstable
-from descant.prior import Gaussian
-from descant.ranges import Log, Step
-from descant.solve import SGD, settle
-from descant.task import Batch, Task
+from descant.priors.belief import Belief, SharedPrior, Told
+from descant.priors.precision import Lam, inner_step, strongest, unstable
+from descant.priors.prior import Gaussian
+from descant.priors.solve import SGD, settle
 from descant.theory.moreau import corollary_steps
-from descant.vector import Model
 
 
 class Schedule(NamedTuple):
@@ -57,19 +57,19 @@ class OneStageFedProx(SharedPrior):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"eta": 0.01}}
 
-    lam: Lam = hyper(0.1, "strength of the pull of the local models to the global one", above=0,
+    lam: Lam = hyper(0.1, "strength of the pull of the local models to the global one", gt=0,
                      search=Log(0.01, 10.0))
     steps: Literal["given", "theory"] = hyper("given", "eta, gamma and K: as given, or those of Corollary 1")
     eta: float | None = hyper(
-        None, "step size of the local models; absent: 1 / (lam + L), L = 20 where it is not given", above=0,
+        None, "step size of the local models; absent: 1 / (lam + L), L = 20 where it is not given", gt=0,
         search=Step(0.001, 1.0), derived=lambda self: None if self.steps == "theory" else inner_step(
             self.lam, self.L))
-    gamma: float | None = hyper(None, "step size of the global model; absent: 1 / lam", above=0)
-    K: int = hyper(1, "gradient steps for each batch", low=1)
-    L: float | None = hyper(None, "smoothness of the clients' losses, where it is known", above=0)
-    mu: float | None = hyper(None, "their strong convexity, where it is known", above=0)
+    gamma: float | None = hyper(None, "step size of the global model; absent: 1 / lam", gt=0)
+    K: int = hyper(1, "gradient steps for each batch", ge=1)
+    L: float | None = hyper(None, "smoothness of the clients' losses, where it is known", gt=0)
+    mu: float | None = hyper(None, "their strong convexity, where it is known", gt=0)
     weights: Weights = hyper("uniform", "what a client counts in the average")
-    weight_decay: float = hyper(0.0, "strength of the pull to zero", low=0)
+    weight_decay: float = hyper(0.0, "strength of the pull to zero", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,12 +9,16 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.algorithm import ClientData, LocalStep, Message, Round, Weights
-from descant.belief import Belief, SharedPrior, Told
-from descant.bregman import DiagonalGaussian, Family, FullGaussian, SphericalGaussian
+from descant.core.algorithm import ClientData, LocalStep, Message, Round, Weights
+from descant.core.fields import hyper
+from descant.core.ranges import Log, Step
+from descant.core.task import Batch, Task
+from descant.core.tree import Tree
+from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.fields import hyper
-from descant.precision import (
+from descant.priors.belief import Belief, SharedPrior, Told
+from descant.priors.bregman import DiagonalGaussian, Family, FullGaussian, SphericalGaussian
+from descant.priors.precision import (
     Adaptive,
     Lam,
     LearnedVariance,
@@ -24,12 +28,8 @@ from descant.precision import (
     strongest,
     unstable,
 )
-from descant.prior import Gaussian
-from descant.ranges import Log, Step
-from descant.solve import SGD, settle
-from descant.task import Batch, Task
-from descant.tree import Tree
-from descant.vector import Model
+from descant.priors.prior import Gaussian
+from descant.priors.solve import SGD, settle
 
 
 class Own(NamedTuple):
@@ -77,7 +77,7 @@ class pFedBreD(SharedPrior):
     Sigma^-1); "exact" has both, where Dmu = I - eta_a Hess f_i(w_i), the memory being a constant.
 
     Steps on theta are made in grad g*(theta), where they cannot leave the family's domain; for the Gaussian
-    that is gradient descent. mu and w are projected to the domain (`descant.bregman`). With a learned
+    that is gradient descent. mu and w are projected to the domain (`descant.priors.bregman`). With a learned
     variance, which is that of the prior, the clients tell how far theta lies from the last mu (the precision
     is then at most 1 / c: c = 1/15 suits these step sizes); other rules for lam ask how far the clients are
     apart and are told the distance from the server's w.
@@ -95,23 +95,23 @@ class pFedBreD(SharedPrior):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"lam": 15.0, "a_m": 0.01, "a": 0.01}}
 
-    lam: Lam = hyper(15.0, "strength of the pull of theta to mu", low=0, search=Log(1.0, 100.0))
-    eta: float = hyper(0.05, "step of mu along the memorised envelope gradient", low=0,
+    lam: Lam = hyper(15.0, "strength of the pull of theta to mu", ge=0, search=Log(1.0, 100.0))
+    eta: float = hyper(0.05, "step of mu along the memorised envelope gradient", ge=0,
                        search=Log(0.001, 1.0))
-    eta_a: float = hyper(0.01, "step of mu along the loss gradient", low=0)
-    a_m: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam", above=0,
+    eta_a: float = hyper(0.01, "step of mu along the loss gradient", ge=0)
+    a_m: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam", gt=0,
                        search=Step(0.001, 0.1), derived=lambda self: outer_step(self._pull))
-    a: float = hyper(None, "step size of theta; absent: 1 / (lam + 20)", above=0, search=Step(0.001, 0.3),
+    a: float = hyper(None, "step size of theta; absent: 1 / (lam + 20)", gt=0, search=Step(0.001, 0.3),
                      derived=lambda self: inner_step(self.lam))
-    K: int = hyper(5, "steps on theta for each batch", low=1)
-    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum (AM: 2)", above=0)
+    K: int = hyper(5, "steps on theta for each batch", ge=1)
+    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum (AM: 2)", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
     strategy: Literal["identity", "lg", "meg", "mh", "mh_nested", "mh_code"] = hyper(
         "mh", "how the mean of the prior is made")
     family: Family = hyper(SphericalGaussian(), "the family of the prior")
     start: Literal["last", "theta", "w", "mu"] = hyper("last", "where the steps on theta begin")
     order: Literal["first", "exact"] = hyper("first", "whether the step of w has the second derivatives")
-    finetune: int = hyper(0, "steps on the loss alone before a client predicts (FT: 1)", low=0)
+    finetune: int = hyper(0, "steps on the loss alone before a client predicts (FT: 1)", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,16 +10,16 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from descant.algorithm import Algorithm, ClientData, Message, Round
+from descant.core.algorithm import Algorithm, ClientData, Message, Round
+from descant.core.fields import Checked, hyper
+from descant.core.ranges import Linear, Log
+from descant.core.task import Batch, Task
+from descant.core.tree import Tree, map_tree
+from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.fields import Checked, hyper
-from descant.precision import unstable
-from descant.ranges import Linear, Log
-from descant.solve import SGD, Solver, step_size
-from descant.task import Batch, Task
+from descant.priors.precision import unstable
+from descant.priors.solve import SGD, Solver, step_size
 from descant.theory.game import own_share, stable_curvature
-from descant.tree import Tree, map_tree
-from descant.vector import Model
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class ByValidation(Checked):
 
     name: ClassVar[str] = "by_validation"
 
-    candidates: tuple[float, ...] = hyper((0.6, 0.8, 1.0), "values of gamma to try", low=0, high=1)
+    candidates: tuple[float, ...] = hyper((0.6, 0.8, 1.0), "values of gamma to try", ge=0, le=1)
     fallback: float = hyper(0.8, "gamma of a client without validation rows; one of the candidates",
-                            low=0, high=1)
+                            ge=0, le=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,13 +146,13 @@ class pFedGT(Algorithm):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"gamma": 0.8, "mu": 0.05, "lam": 0.7, "messages": "minibatch"}}
 
-    gamma: Gamma = hyper(0.8, "share of the client's own loss in what it wants", low=0, high=1,
+    gamma: Gamma = hyper(0.8, "share of the client's own loss in what it wants", ge=0, le=1,
                          search=Linear(0.1, 0.9))
-    mu: float = hyper(0.05, "curvature that the others' losses are taken to have", low=0,
+    mu: float = hyper(0.05, "curvature that the others' losses are taken to have", ge=0,
                       search=Log(0.01, 0.5))
-    rho: float = hyper(0.0, "strength of the ridge", low=0)
-    lam: float | None = hyper(None, "step size of c; absent: |S|/m, exact tracking (printed: 0.7)", above=0)
-    eta_s: float = hyper(1.0, "step size of theta", above=0)
+    rho: float = hyper(0.0, "strength of the ridge", ge=0)
+    lam: float | None = hyper(None, "step size of c; absent: |S|/m, exact tracking (printed: 0.7)", gt=0)
+    eta_s: float = hyper(1.0, "step size of theta", gt=0)
     solver: Solver = hyper(SGD(lr=0.05), "local optimizer")
     start: Literal["theta", "w", "initial"] = hyper("theta", "where local training starts")
     server_model: bool = hyper(True, "whether the server keeps and sends theta")

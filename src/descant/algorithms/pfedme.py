@@ -8,15 +8,15 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from descant.algorithm import ClientData, LocalStep, Message, Weights
-from descant.belief import SharedPrior, Told
-from descant.fields import hyper
-from descant.precision import Lam, inner_step, outer_step, overshooting, strongest, unstable
-from descant.prior import Gaussian
-from descant.ranges import Log, Step
-from descant.solve import SGD, settle
-from descant.task import Batch, Task
-from descant.vector import Model
+from descant.core.algorithm import ClientData, LocalStep, Message, Weights
+from descant.core.fields import hyper
+from descant.core.ranges import Log, Step
+from descant.core.task import Batch, Task
+from descant.core.vector import Model
+from descant.priors.belief import SharedPrior, Told
+from descant.priors.precision import Lam, inner_step, outer_step, overshooting, strongest, unstable
+from descant.priors.prior import Gaussian
+from descant.priors.solve import SGD, settle
 
 
 class Carry(NamedTuple):
@@ -47,13 +47,13 @@ class pFedMe(SharedPrior):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"lam": 15.0, "eta": 0.005, "alpha": 0.09}}
 
-    lam: Lam = hyper(15.0, "strength of the pull of theta to w", low=0, search=Log(1.0, 100.0))
-    eta: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam", above=0,
+    lam: Lam = hyper(15.0, "strength of the pull of theta to w", ge=0, search=Log(1.0, 100.0))
+    eta: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam", gt=0,
                        search=Step(0.001, 0.1), derived=lambda self: outer_step(self.lam))
-    alpha: float = hyper(None, "step size of theta; absent: 1 / (lam + 20)", above=0, search=Step(0.001, 0.3),
+    alpha: float = hyper(None, "step size of theta; absent: 1 / (lam + 20)", gt=0, search=Step(0.001, 0.3),
                          derived=lambda self: inner_step(self.lam))
-    K: int = hyper(5, "gradient steps on theta for each batch", low=1)
-    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", above=0)
+    K: int = hyper(5, "gradient steps on theta for each batch", ge=1)
+    beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
     start: Literal["theta", "w"] = hyper("theta", "where the steps on theta begin for each batch")
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.algorithm import Algorithm, ClientData, LocalStep, Message, Round
-from descant.fields import hyper
-from descant.ranges import Step
-from descant.task import Batch, Task
-from descant.tree import map_tree
-from descant.vector import Model
+from descant.core.algorithm import Algorithm, ClientData, LocalStep, Message, Round
+from descant.core.fields import hyper
+from descant.core.ranges import Step
+from descant.core.task import Batch, Task
+from descant.core.tree import map_tree
+from descant.core.vector import Model
 
 
 class Server(NamedTuple):
@@ -46,8 +46,8 @@ class SCAFFOLD(Algorithm):
     )
     tracking: ClassVar[bool] = True
 
-    eta_l: float = hyper(0.05, "local step size", above=0, search=Step(0.001, 1.0))
-    eta_g: float = hyper(1.0, "server step size", above=0)
+    eta_l: float = hyper(0.05, "local step size", gt=0, search=Step(0.001, 1.0))
+    eta_g: float = hyper(1.0, "server step size", gt=0)
     option: Literal["I", "II"] = hyper("II", "how c_i is renewed: full gradient at x, or from the path")
 
     def local_step(self) -> LocalStep:

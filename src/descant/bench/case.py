@@ -12,15 +12,15 @@ import torch
 from descant.algorithms.fedavg import FedAvg
 from descant.algorithms.pfedbred import pFedBreD
 from descant.algorithms.pfedme import pFedMe
+from descant.core.federation import Federation
+from descant.core.splits import Table
+from descant.core.task import ModuleTask
 from descant.data import DataSpec
-from descant.division import Table
 from descant.engine.batches import LocalWork
 from descant.engine.settings import Train
 from descant.engine.work import Work
 from descant.models import NetworkSpec, make_task
-from descant.pool import Federation
-from descant.report.data_list import list_datasets
-from descant.task import ModuleTask
+from descant.view.data_list import list_datasets
 
 METHODS: dict[str, FedAvg | pFedMe | pFedBreD] = {
     "fedavg": FedAvg(), "pfedme": pFedMe(K=5, start="theta"), "mh": pFedBreD(K=5, strategy="mh"),

@@ -21,12 +21,12 @@ from descant.bench.contest import compete
 from descant.bench.floor import Floor
 from descant.bench.picture import draw
 from descant.bench.table import show_case, show_growth, show_summary
-from descant.engine.backend import one_thread
+from descant.core.federation import Federation
+from descant.core.files import write_atomic
+from descant.core.units import times
+from descant.engine.backends.base import one_thread
 from descant.engine.settings import Train
 from descant.errors import UsageError, unknown
-from descant.files import write_atomic
-from descant.pool import Federation
-from descant.units import times
 
 BACKENDS = ("loop", "vectorised", "processes", "auto")
 QUICK_BACKENDS = BACKENDS[1:]

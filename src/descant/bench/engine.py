@@ -10,11 +10,11 @@ from torch import Tensor
 
 from descant.bench.case import Case
 from descant.bench.side import COMPARED, Played, Scored
-from descant.engine.choose import make_backend
+from descant.core.tree import map_tree
+from descant.core.units import times
+from descant.engine.backends.choose import make_backend
 from descant.engine.evaluation import evaluate
 from descant.engine.rounds import Training
-from descant.tree import map_tree
-from descant.units import times
 
 
 class Engine:

@@ -20,7 +20,7 @@ from descant.bench.apart import orders
 from descant.bench.case import BATCH
 from descant.bench.products import ROOM, Kind, Shapes, Share
 from descant.bench.side import Played, Scored
-from descant.units import times
+from descant.core.units import times
 
 Way: TypeAlias = Literal["threads", "processes"]
 

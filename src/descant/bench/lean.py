@@ -23,9 +23,9 @@ from descant.algorithms.pfedbred import pFedBreD
 from descant.algorithms.pfedme import pFedMe
 from descant.bench.case import BATCH, SEED, Case
 from descant.bench.side import COMPARED, Played, Scored
+from descant.core.task import inputs
 from descant.engine.batches import LocalWork, plan_chunk
 from descant.engine.rounds import Training
-from descant.task import inputs
 
 
 class Net(NamedTuple):

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from descant.bench.contest import FLOOR, LEAN
-from descant.units import size, times
+from descant.core.units import size, times
 
 # Okabe and Ito's colours, told apart by people with any colour vision; and markers, for those with none
 STYLES: dict[str, tuple[str, str, str]] = {  # side: colour, marker, what the legend says

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from descant.bench.contest import FLOOR, LEAN
-from descant.units import size, times
+from descant.core.units import size, times
 
 
 def show_case(console: Console, case: dict[str, Any], repetitions: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from descant.comparison.finished import Finished
 from descant.comparison.plan import Plan
-from descant.units import times
+from descant.core.units import times
 
 
 def spent(plan: Plan, finished: Sequence[Finished]) -> Iterator[str]:

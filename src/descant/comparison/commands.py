@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from descant.cli.terminal import Allow, DataDir, Settings, failures_told, make_console
 from descant.errors import DescantError, UsageError
-from descant.terminal import Allow, DataDir, Settings, failures_told, make_console
 
 if TYPE_CHECKING:
     from descant.comparison.plan import Population
@@ -100,17 +100,17 @@ def compare(
       descant compare experiments/pfedbred.toml --out results/pfedbred --jobs 2 --tune 20
     """
     with failures_told("stopped; the same command again does what is missing"):
-        from descant.comparison import carry_out as doing
+        from descant.comparison import execute as doing
         from descant.comparison import plan as planning
         from descant.comparison import results as outcome
         from descant.comparison.page import page_data
+        from descant.core.files import write_atomic
+        from descant.core.permit import ran
+        from descant.core.units import duration, times
         from descant.experiment import config
-        from descant.files import write_atomic
-        from descant.permit import ran
-        from descant.report.comparison import draw_comparison, show_comparison
-        from descant.report.comparison_progress import Watching
-        from descant.report.page import render
-        from descant.units import duration, times
+        from descant.view.comparison import draw_comparison, show_comparison
+        from descant.view.comparison_progress import Watching
+        from descant.view.page import render
 
         tables = config.override(config.read_toml(file), settings or ())
         console, numbers = make_console(), _numbers(seeds)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from descant.comparison import figures
+from descant.comparison import measure as figures
 from descant.comparison.plan import Planned
 from descant.engine import divergence
 from descant.errors import DescantError, UsageError

@@ -14,14 +14,14 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from descant import fields
-from descant.algorithm import Algorithm
 from descant.algorithms import ALGORITHMS, FedAvg, LocalTrain
+from descant.core import fields
+from descant.core.algorithm import Algorithm
+from descant.core.import_object import marked
+from descant.core.permit import NOTHING, Permit
 from descant.engine.settings import Train
 from descant.errors import UsageError, unknown
 from descant.experiment.config import parse_algorithm
-from descant.permit import NOTHING, Permit
-from descant.place import marked
 
 LOCAL, TUNED = "localtrain", "fedavg + fine-tuning"  # what is added, by label
 FINE_TUNING = 20  # steps, where a client's work is given in epochs

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from descant import fields
-from descant.comparison import tune, words
+from descant.comparison import conclusions as words
+from descant.comparison import tune
 from descant.comparison.plan import Method, Plan, Planned, read
 from descant.comparison.results import Results, mean_over_seeds
 from descant.comparison.results import read as read_results
-from descant.comparison.table import cell, columns
+from descant.core import fields
+from descant.core.files import locked
+from descant.core.plain import plain
+from descant.core.units import times
 from descant.errors import DescantError
 from descant.experiment import directory as layout
-from descant.files import locked
-from descant.plain import plain
-from descant.units import times
+from descant.view.comparison_table import cell, columns
 
 MOST_POINTS = 400  # of a curve; a longer one is thinned
 

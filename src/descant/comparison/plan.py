@@ -30,17 +30,24 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from descant import fields
 from descant._version import __version__
-from descant.algorithm import Algorithm, Message
 from descant.algorithms import CGPFL
-from descant.comparison import figures
+from descant.comparison import measure as figures
 from descant.comparison.methods import Contender, Place, contenders, reference
 from descant.comparison.tune import with_values
+from descant.core import fields
+from descant.core.algorithm import Algorithm, Message
+from descant.core.federation import Federation
+from descant.core.files import locked, write_atomic
+from descant.core.import_object import marked, permit_of
+from descant.core.measures import Metric
+from descant.core.permit import NOTHING, Permit
+from descant.core.plain import plain
+from descant.core.splits import SPLITS, folds_of
+from descant.core.tree import Tree
 from descant.data.heterogeneity import measure
 from descant.data.spec import DataSpec
-from descant.division import SPLITS, folds_of
-from descant.engine.backend import InProcess, one_thread
+from descant.engine.backends.base import InProcess, one_thread
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
 from descant.engine.work import Job, Outcome
@@ -48,14 +55,7 @@ from descant.errors import DescantError, UsageError, unknown
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment, differences, parse_algorithm
-from descant.files import locked, write_atomic
-from descant.measures import Metric
-from descant.permit import NOTHING, Permit
-from descant.place import marked, permit_of
-from descant.plain import plain
-from descant.pool import Federation
-from descant.report.data_table import facts
-from descant.tree import Tree
+from descant.view.data_table import facts
 
 FORMAT = 2  # 1: one split for all seeds, and --match in place of --budget
 PATIENCE = 5  # evaluations without improvement, after which a method has converged ...

@@ -21,16 +21,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from descant.algorithms import LocalTrain
-from descant.comparison import figures, progress, statistics
+from descant.comparison import measure as figures
+from descant.comparison import progress, statistics
 from descant.comparison.finished import Finished
 from descant.comparison.finished import read as read_run
 from descant.comparison.plan import Plan, Population
 from descant.comparison.sample import analyse, gain_over, is_ratio, level_of, oriented, sample_of
 from descant.comparison.statistics import ROUNDING, Analysis, Interval, Pair, interval
+from descant.core.files import write_atomic
+from descant.core.units import is_share
 from descant.errors import unknown
 from descant.experiment import directory as layout
-from descant.files import write_atomic
-from descant.units import is_share
 
 WORST = 10  # a decile
 FIRST = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen",

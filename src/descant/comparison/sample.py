@@ -12,7 +12,7 @@ from descant.comparison import statistics
 from descant.comparison.finished import Finished
 from descant.comparison.plan import Plan, Population
 from descant.comparison.statistics import Analysis, Interval, Units, interval
-from descant.units import is_share
+from descant.core.units import is_share
 
 
 class Sample(NamedTuple):

@@ -28,20 +28,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from descant import fields
-from descant.algorithm import Algorithm
-from descant.engine.choose import Measured
+from descant.core import fields
+from descant.core.algorithm import Algorithm
+from descant.core.files import locked, write_atomic
+from descant.core.import_object import marked
+from descant.core.permit import NOTHING
+from descant.core.random import stream
+from descant.core.ranges import Log, Range, Step, Whole
+from descant.engine.backends.choose import Measured
 from descant.engine.evaluation import evaluated_clients
 from descant.engine.selection import LOWER
 from descant.engine.settings import Train
 from descant.errors import DescantError, UsageError, unknown
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment, differences
-from descant.files import locked, write_atomic
-from descant.permit import NOTHING
-from descant.place import marked
-from descant.random import stream
-from descant.ranges import Log, Range, Step, Whole
 
 if TYPE_CHECKING:
     import optuna

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from descant.core.federation import Federation
 from descant.data.datasets import DATASETS
 from descant.data.folder import OwnArrays
 from descant.data.partitions import PARTITIONS
 from descant.data.samples import Samples
 from descant.data.schema import Schema
 from descant.data.spec import DataSpec
-from descant.pool import Federation
 
 __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "Samples", "Schema", "federation"]
 

@@ -17,9 +17,9 @@ from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from descant.core.files import locked, replacing
 from descant.data.download import DownloadError, Remote, fetch, mismatch
 from descant.errors import DescantError
-from descant.files import locked, replacing
 
 ENVIRONMENT = "DESCANT_DATA"
 ROWS = 2048  # per block that is read

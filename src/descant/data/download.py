@@ -17,9 +17,9 @@ from rich import progress as bars
 from rich.console import Console
 
 from descant._version import __version__
+from descant.core.files import sync_directory
+from descant.core.units import size as bytes_for_people
 from descant.errors import DescantError
-from descant.files import sync_directory
-from descant.units import size as bytes_for_people
 
 TIMEOUT = 30.0  # seconds without an answer or without a byte
 ATTEMPTS = 4  # per address; each one continues where the last one broke off

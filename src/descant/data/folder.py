@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from descant.core.fields import hyper
 from descant.data import tables
 from descant.data.labels import as_classes
 from descant.data.notes import about_labels
@@ -16,7 +17,6 @@ from descant.data.samples import Dataset, Samples
 from descant.data.schema import Schema
 from descant.data.tables import Arrays
 from descant.errors import UsageError
-from descant.fields import hyper
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from descant.division import SPLITS
-from descant.pool import Federation
-from descant.random import stream
+from descant.core.federation import Federation
+from descant.core.random import stream
+from descant.core.splits import SPLITS
 
 MOST_FEATURES = 256  # of larger samples, this many features are looked at, chosen at random
 _BLOCK = 16  # features at a time: a pool of a million rows need not be in memory as real numbers

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from descant.core.files import write_atomic
 from descant.errors import UsageError
-from descant.files import write_atomic
 
 HOSPITALS = {"bridge": 110, "castle": 120, "east": 90, "forest": 130, "harbour": 120, "hill": 100,
              "lake": 150, "market": 110, "north": 140, "river": 120, "south": 130, "town": 120}  # patients

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from descant.core.fields import hyper
 from descant.data import owned
 from descant.data.cache import Absent, Arrays, Expected, Source, prepared
 from descant.data.samples import Dataset, Samples
 from descant.errors import DescantError
-from descant.fields import hyper
 
 
 class User(NamedTuple):
@@ -171,8 +171,8 @@ class Sent140(Dataset):
         parse_sent140, obtain("sent140", "-s niid --sf 1.0 -k 0 -t sample"),
     )
 
-    length: int = hyper(25, "tokens of a tweet that are kept", low=1)
-    vocabulary: int = hyper(10000, "number of different tokens, with the padding", low=2)
+    length: int = hyper(25, "tokens of a tweet that are kept", ge=1)
+    vocabulary: int = hyper(10000, "number of different tokens, with the padding", ge=2)
 
     def load(self, clients: int, seed: int) -> Samples:
         arrays = prepared(self.source)

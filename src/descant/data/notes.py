@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from descant.division import SPLITS, Division
+from descant.core.splits import SPLITS, Division
 
 LARGE = 10.0  # a mean or a deviation beyond this is not that of a scaled feature
 SMALL = 5  # rows of a client below which its figures are chance

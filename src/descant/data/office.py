@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from descant.core.fields import hyper
 from descant.data import owned
 from descant.data.cache import Absent, Arrays, Source, prepared
 from descant.data.samples import Dataset, Samples
 from descant.errors import DescantError
-from descant.fields import hyper
 
 OFFICE31 = ("amazon", "dslr", "webcam")
 SURF = {"amazon": "amazon_SURF_L10.mat", "caltech10": "Caltech10_SURF_L10.mat", "dslr": "dslr_SURF_L10.mat",
@@ -89,7 +89,7 @@ class Office31(Dataset):
     natural: ClassVar[bool] = True
     default_clients: ClassVar[int] = len(OFFICE31)
 
-    pixels: int = hyper(64, "width and height that the images are resized to", low=8, high=512)
+    pixels: int = hyper(64, "width and height that the images are resized to", ge=8, le=512)
 
     @property
     def source(self) -> Source:

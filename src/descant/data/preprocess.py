@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from descant.division import Table
+from descant.core.fields import Checked, hyper
+from descant.core.splits import Table
 from descant.errors import UsageError
-from descant.fields import Checked, hyper
 
 
 class Treatment(NamedTuple):

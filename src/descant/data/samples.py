@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from descant.fields import Checked
+from descant.core.fields import Checked
 
 
 @dataclass(frozen=True)

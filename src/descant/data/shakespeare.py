@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from descant.core.fields import hyper
 from descant.data import leaf
 from descant.data.cache import Arrays, Expected, Prepared, Source, prepared
 from descant.data.samples import Dataset, Samples
 from descant.errors import DescantError
-from descant.fields import hyper
 
 # number k is VOCABULARY[k]; 0 pads what is shorter than a window
 VOCABULARY = "\0\n" + "".join(chr(code) for code in range(32, 127))
@@ -77,7 +77,7 @@ class Shakespeare(Dataset):
         parse, leaf.obtain("shakespeare", "-s niid --sf 1.0 -k 0 -t sample"),
     )
 
-    length: int = hyper(80, "characters from which the next one is predicted", low=1)
+    length: int = hyper(80, "characters from which the next one is predicted", ge=1)
 
     def load(self, clients: int, seed: int) -> Samples:
         arrays = prepared(self.source)

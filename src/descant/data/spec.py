@@ -11,7 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from descant import fields
+from descant.core import fields
+from descant.core.federation import Federation, fingerprint_of
+from descant.core.fields import Checked, hyper
+from descant.core.splits import Division, folds_of
 from descant.data.datasets import DATASETS
 from descant.data.folder import Folder, OnNodes
 from descant.data.partitions import PARTITIONS, Partition
@@ -19,10 +22,7 @@ from descant.data.partitions.flower import Flower, is_partitioner
 from descant.data.preprocess import Preprocess
 from descant.data.samples import Dataset, Samples
 from descant.data.schema import Schema
-from descant.division import Division, folds_of
 from descant.errors import UsageError, unknown
-from descant.fields import Checked, hyper
-from descant.pool import Federation, fingerprint_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +34,15 @@ class DataSpec(Checked):
     dataset: Dataset
     partition: Partition
     preprocess: Preprocess
-    clients: int = hyper(20, "number of clients", low=1)
-    seed: int = hyper(0, "seed of the samples, the partition and the splits", low=0)
-    test: float = hyper(0.25, "share of each client's rows kept for testing", low=0, below=1)
-    validation: float = hyper(0.2, "share of the rest kept for validation", low=0, below=1)
-    unseen: int = hyper(0, "number of clients that are held out: they are evaluated, and never train", low=0)
+    clients: int = hyper(20, "number of clients", ge=1)
+    seed: int = hyper(0, "seed of the samples, the partition and the splits", ge=0)
+    test: float = hyper(0.25, "share of each client's rows kept for testing", ge=0, lt=1)
+    validation: float = hyper(0.2, "share of the rest kept for validation", ge=0, lt=1)
+    unseen: int = hyper(0, "number of clients that are held out: they are evaluated, and never train", ge=0)
     split: int | None = hyper(
-        None, "seed of each client's split into training, validation and test rows; absent: seed", low=0)
+        None, "seed of each client's split into training, validation and test rows; absent: seed", ge=0)
     fold: int | None = hyper(
-        None, "cross-validation: which of the round(1 / test) folds is tested; absent: no folds", low=0)
+        None, "cross-validation: which of the round(1 / test) folds is tested; absent: no folds", ge=0)
     partition_file: str | None = hyper(
         None, "a partition that was saved: it says who has which row in which split, and who is unseen")
 

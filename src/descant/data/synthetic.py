@@ -12,10 +12,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from descant.core.fields import hyper
+from descant.core.random import stream
 from descant.data.samples import Dataset, Samples
 from descant.errors import UsageError
-from descant.fields import hyper
-from descant.random import stream
 
 _LEAST_ROWS = 8  # the smallest client can still be split into training, validation and test
 
@@ -33,11 +33,11 @@ class Quadratics(Dataset):
     name: ClassVar[str] = "quadratics"
     natural: ClassVar[bool] = True
 
-    dim: int = hyper(10, "number of parameters", low=1)
-    rows: int = hyper(20, "rows per client", low=1)
-    kappa: float = hyper(10.0, "condition number of every H_i", low=1)
-    spread: float = hyper(1.0, "standard deviation of the optima around their centre", low=0)
-    noise: float = hyper(0.0, "standard deviation of y around the optimum", low=0)
+    dim: int = hyper(10, "number of parameters", ge=1)
+    rows: int = hyper(20, "rows per client", ge=1)
+    kappa: float = hyper(10.0, "condition number of every H_i", ge=1)
+    spread: float = hyper(1.0, "standard deviation of the optima around their centre", ge=0)
+    noise: float = hyper(0.0, "standard deviation of y around the optimum", ge=0)
 
     def load(self, clients: int, seed: int) -> Samples:
         centre = stream(seed, "quadratics centre").standard_normal(self.dim)
@@ -81,14 +81,14 @@ class Logistic(Dataset):
     name: ClassVar[str] = "logistic"
     natural: ClassVar[bool] = True
 
-    dim: int = hyper(20, "number of features", low=1)
-    classes: int = hyper(5, "number of classes", low=2)
-    rows: int = hyper(100, "rows per client, on average", low=_LEAST_ROWS)
-    heterogeneity: float = hyper(0.5, "size of a client's deviation from its centre (common model: 1)", low=0)
-    clusters: int = hyper(1, "number of centres", low=1)
-    separation: float = hyper(1.0, "size of a centre's deviation from the common model (which has 1)", low=0)
+    dim: int = hyper(20, "number of features", ge=1)
+    classes: int = hyper(5, "number of classes", ge=2)
+    rows: int = hyper(100, "rows per client, on average", ge=_LEAST_ROWS)
+    heterogeneity: float = hyper(0.5, "size of a client's deviation from its centre (common model: 1)", ge=0)
+    clusters: int = hyper(1, "number of centres", ge=1)
+    separation: float = hyper(1.0, "size of a centre's deviation from the common model (which has 1)", ge=0)
     imbalance: float = hyper(0.0, "sigma of the log-normal that scales the clients' sizes (0: all equal)",
-                             low=0, high=3)
+                             ge=0, le=3)
 
     def load(self, clients: int, seed: int) -> Samples:
         if self.clusters > clients:

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
+from descant.core.fields import hyper
+from descant.core.random import stream
 from descant.data.samples import Dataset, Samples
-from descant.fields import hyper
-from descant.random import stream
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class FedProxLogistic(Dataset):
     natural: ClassVar[bool] = True
     default_clients: ClassVar[int] = 10
 
-    dim: int = hyper(10, "number of features", low=1)
-    classes: int = hyper(2, "number of classes", low=2)
-    rows: int = hyper(200, "rows per client", low=1)
-    heterogeneity: float = hyper(0.5, "R, the standard deviation of a client's weights", low=0)
+    dim: int = hyper(10, "number of features", ge=1)
+    classes: int = hyper(2, "number of classes", ge=2)
+    rows: int = hyper(200, "rows per client", ge=1)
+    heterogeneity: float = hyper(0.5, "R, the standard deviation of a client's weights", ge=0)
     labels: Literal["sampled", "argmax"] = hyper("sampled", "drawn from the model, or the most probable")
 
     def load(self, clients: int, seed: int) -> Samples:
@@ -81,7 +81,7 @@ class FedMAPShell(Dataset):
     intrinsic: ClassVar[int] = 4
 
     scenario: Literal["feature", "quantity", "label"] = hyper("feature", "what the clients differ in")
-    rows: int = hyper(2000, "rows of a client that is not small", low=8)
+    rows: int = hyper(2000, "rows of a client that is not small", ge=8)
 
     def load(self, clients: int, seed: int) -> Samples:
         square = (self.features, self.features)

@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from descant import meter, random
-from descant.division import SplitName, Table
+from descant.core import meter, random
+from descant.core.federation import Federation
+from descant.core.fields import Checked, hyper
+from descant.core.kernels.lift import over_clients
+from descant.core.splits import SplitName, Table
+from descant.core.task import Batch, inputs
+from descant.core.tree import Tree, map_tree
 from descant.errors import UsageError
-from descant.fields import Checked, hyper
-from descant.lift import over_clients
-from descant.pool import Federation
-from descant.task import Batch, inputs
-from descant.tree import Tree, map_tree
 
 BLOCK = 512  # rows per pass where a whole split is read
 SCORED = 128  # rows per pass where a split is only predicted
@@ -38,8 +38,8 @@ GATHERED = 2**20  # bytes of samples that are looked up at once, for some batche
 class LocalWork(Checked):
     """How much a client does in a round: steps or epochs."""
 
-    steps: int | None = hyper(None, "batches per round", low=0)
-    epochs: int | None = hyper(None, "passes over the client's training rows per round", low=0)
+    steps: int | None = hyper(None, "batches per round", ge=0)
+    epochs: int | None = hyper(None, "passes over the client's training rows per round", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

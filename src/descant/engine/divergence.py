@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from descant.division import SplitName
-from descant.task import Batch, ModuleTask, inputs
+from descant.core.splits import SplitName
+from descant.core.task import Batch, ModuleTask, inputs
 
 if TYPE_CHECKING:
     from descant.engine.work import Work

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from descant.engine.backend import Backend
+from descant.core.federation import Federation
+from descant.core.metrics import AUROC
+from descant.core.random import stream
+from descant.core.tree import map_tree, nbytes
+from descant.core.vector import Model
+from descant.engine.backends.base import Backend
 from descant.engine.rounds import Training
 from descant.engine.settings import Eval
 from descant.engine.work import Scores, to_score
-from descant.metrics import AUROC
-from descant.pool import Federation
-from descant.random import stream
 from descant.theory.truth import identified, total_error, true_models
-from descant.tree import map_tree, nbytes
-from descant.vector import Model
 
 STATES_AT_ONCE = 256 * 2**20  # bytes
 

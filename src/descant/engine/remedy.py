@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from descant.core.task import Batch, inputs
 from descant.data.notes import about_scale, unscaled
-from descant.solve import Adam
-from descant.task import Batch, inputs
+from descant.priors.solve import Adam
 
 if TYPE_CHECKING:
     from descant.engine.work import Work

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from descant.algorithm import Message, Round
-from descant.engine.backend import Backend
+from descant.core.algorithm import Message, Round
+from descant.core.random import stream
+from descant.core.stopwatch import Stopwatch
+from descant.core.tree import Tree, leaves, nbytes, take
+from descant.engine.backends.base import Backend
 from descant.engine.divergence import Levels
 from descant.engine.remedy import remedy
 from descant.engine.settings import Train
 from descant.engine.store import ASKED, ClientStore
 from descant.engine.work import Job, LocalResult, Outcome, Work
 from descant.errors import DescantError, UsageError
-from descant.random import stream
-from descant.stopwatch import Stopwatch
-from descant.tree import Tree, leaves, nbytes, take
 
 
 class RoundReport(NamedTuple):

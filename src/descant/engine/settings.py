@@ -7,33 +7,33 @@ from typing import Literal
 
 import torch
 
+from descant.core.fields import Checked, hyper
+from descant.core.import_object import is_place
 from descant.engine.batches import LocalWork
 from descant.errors import UsageError
-from descant.fields import Checked, hyper
-from descant.place import is_place
 
 
 @dataclass(frozen=True)
 class Train(Checked):
-    rounds: int = hyper(50, "rounds of training", low=1)
-    cohort: int | Literal["all"] = hyper("all", "clients sampled in each round", low=1)
-    batch: int | Literal["full"] = hyper(20, "samples in a batch", low=1)
+    rounds: int = hyper(50, "rounds of training", ge=1)
+    cohort: int | Literal["all"] = hyper("all", "clients sampled in each round", ge=1)
+    batch: int | Literal["full"] = hyper(20, "samples in a batch", ge=1)
     local: LocalWork = hyper(LocalWork(steps=20), "a client's work: { steps = n } or { epochs = n }")
     participation: Literal["cohort", "all"] = hyper(
         "cohort", "who trains: the cohort, or everyone with only the cohort aggregated")
     patience: int | None = hyper(
         None, "stop when the validation figures have not improved for so many evaluations; rounds is then "
-              "the most there are; absent: all rounds are played", low=1)
+              "the most there are; absent: all rounds are played", ge=1)
     drop: float = hyper(0.0, "share of each round's clients that drop out at random before they start",
-                        low=0, below=1)
-    seed: int = hyper(0, "seed of sampling, batches and initial model", low=0)
+                        ge=0, lt=1)
+    seed: int = hyper(0, "seed of sampling, batches and initial model", ge=0)
     dtype: Literal["float32", "float64"] = hyper("float32", "precision of the models")
     backend: Literal["auto", "loop", "vectorised", "processes", "ray"] = hyper(
         "auto", "how clients are run; auto measures once, and never takes ray")
     device: str = hyper("cpu", 'where clients are trained: "cpu", or "cuda" (in one process, vectorised)')
     chunk: int | None = hyper(
-        None, "clients run together (vectorised, processes, ray); absent: fitted to the model", low=1)
-    workers: int | None = hyper(None, "worker processes (processes, ray); absent: one per core", low=1)
+        None, "clients run together (vectorised, processes, ray); absent: fitted to the model", ge=1)
+    workers: int | None = hyper(None, "worker processes (processes, ray); absent: one per core", ge=1)
     ray_address: str | None = hyper(
         None, 'Ray cluster to join: "auto" or host:port; absent: one is started here for the run')
 
@@ -64,8 +64,8 @@ class Train(Checked):
 
 @dataclass(frozen=True)
 class Eval(Checked):
-    every: int = hyper(5, "rounds between evaluations; the last round is always evaluated", low=1)
-    clients: int | None = hyper(None, "size of a fixed sample of clients to evaluate; absent: all", low=1)
+    every: int = hyper(5, "rounds between evaluations; the last round is always evaluated", ge=1)
+    clients: int | None = hyper(None, "size of a fixed sample of clients to evaluate; absent: all", ge=1)
     metric: str | None = hyper(
         None, "what decides: accuracy, balanced_accuracy, auroc, loss, mse or r2; it selects the best "
               "round, and tuning and comparing go by it; absent: accuracy, or balanced_accuracy where "

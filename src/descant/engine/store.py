@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from descant.core.tree import Tree, leaves, map_tree, rebuild
 from descant.errors import DescantError
-from descant.tree import Tree, leaves, map_tree, rebuild
 
 ASKED = -1  # in place of the last round: has a state from an opening, and never took part
 

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from descant.algorithm import Algorithm, Message
-from descant.division import SplitName
+from descant.core.algorithm import Algorithm, Message
+from descant.core.federation import Federation
+from descant.core.kernels.lift import is_transformed
+from descant.core.meter import Meter, metered
+from descant.core.splits import SplitName
+from descant.core.task import Task
+from descant.core.tree import Tree, concat, leaves, map_tree, stack, take
+from descant.core.vector import Model
 from descant.engine.batches import LocalWork, Plan, View, plan_chunk
 from descant.errors import DescantError
-from descant.lift import is_transformed
-from descant.meter import Meter, metered
-from descant.pool import Federation
-from descant.task import Task
 from descant.theory.truth import identified, total_error, true_models
-from descant.tree import Tree, concat, leaves, map_tree, stack, take
-from descant.vector import Model
 
 CPU = torch.device("cpu")
 Job: TypeAlias = Literal["local", "opening", "score", "score_newcomer", "personalize", "adapt"]

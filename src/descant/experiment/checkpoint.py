@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from descant.core.files import sync_directory, write_atomic
+from descant.core.tree import Tree, leaves, rebuild
 from descant.engine.rounds import Training
 from descant.engine.store import ClientStore
 from descant.errors import DescantError
-from descant.files import sync_directory, write_atomic
-from descant.tree import Tree, leaves, rebuild
 
 FORMAT = 1
 

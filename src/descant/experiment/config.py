@@ -8,17 +8,17 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from descant import fields
-from descant.algorithm import Algorithm
 from descant.algorithms import ALGORITHMS
+from descant.core import fields
+from descant.core.algorithm import Algorithm
+from descant.core.import_object import marked
+from descant.core.permit import Allowed, opened, ran
 from descant.data import DATASETS, PARTITIONS, DataSpec, Schema
 from descant.data.spec import anchored
 from descant.engine.settings import Eval, Train
 from descant.errors import UsageError, unknown
 from descant.models import MODELS, ModelSpec
-from descant.permit import Allowed, opened, ran
-from descant.place import marked
-from descant.solve import SOLVERS
+from descant.priors.solve import SOLVERS
 
 SECTIONS = ("data", "model", "algorithm", "train", "eval")
 CHOICES: dict[str, Mapping[str, Any]] = {  # the fields that name an entry of a registry

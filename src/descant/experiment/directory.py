@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from descant import fields
-from descant.algorithm import Algorithm
 from descant.algorithms import ALGORITHMS
+from descant.core import fields
+from descant.core.algorithm import Algorithm
+from descant.core.federation import Federation
+from descant.core.files import append, locked, write_atomic
+from descant.core.import_object import named_in, require_permitted
+from descant.core.permit import Allowed, opened, top_of
 from descant.engine.divergence import has_diverged
 from descant.engine.evaluation import Evaluation
 from descant.engine.settings import Eval, Train
 from descant.errors import DescantError, UsageError
 from descant.experiment.config import Experiment, read_toml
-from descant.files import append, locked, write_atomic
-from descant.permit import Allowed, opened, top_of
-from descant.place import named_in, require_permitted
-from descant.pool import Federation
 
 if TYPE_CHECKING:
     from descant.experiment.run import Setup

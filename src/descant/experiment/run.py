@@ -19,9 +19,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from descant.algorithm import Algorithm, Round
-from descant.engine.backend import Backend, one_thread
-from descant.engine.choose import Measured, make_backend
+from descant.core.algorithm import Algorithm, Round
+from descant.core.federation import Federation
+from descant.core.files import locked
+from descant.core.metrics import AUROC
+from descant.core.permit import Allowed
+from descant.core.plain import plain
+from descant.core.stopwatch import Stopwatch
+from descant.core.task import ModuleTask, Task
+from descant.core.tree import Tree, take
+from descant.core.vector import Model
+from descant.engine.backends.base import Backend, one_thread
+from descant.engine.backends.choose import Measured, make_backend
 from descant.engine.divergence import symptom
 from descant.engine.evaluation import Evaluation, evaluate, evaluated_clients, selection_key, summarise
 from descant.engine.remedy import remedy
@@ -35,18 +44,9 @@ from descant.experiment import checkpoint
 from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Keeper, Snapshot
 from descant.experiment.config import Experiment, differences
-from descant.files import locked
-from descant.metrics import AUROC
-from descant.permit import Allowed
-from descant.plain import plain
-from descant.pool import Federation
-from descant.report.clusters import draw_clusters
-from descant.report.curve import draw_curve
-from descant.report.data_table import heading
-from descant.stopwatch import Stopwatch
-from descant.task import ModuleTask, Task
-from descant.tree import Tree, take
-from descant.vector import Model
+from descant.view.clusters import draw_clusters
+from descant.view.curve import draw_curve
+from descant.view.data_table import heading
 
 Which = Literal["best", "last"]
 

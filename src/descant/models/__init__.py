@@ -12,10 +12,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from descant import fields, random
+from descant.core import fields, random
+from descant.core.federation import Federation
+from descant.core.fields import hyper
+from descant.core.import_object import marked
+from descant.core.losses import LOSSES, Loss, LossName, default_loss
+from descant.core.permit import Allowed, opened
+from descant.core.task import ModuleTask, Task
 from descant.errors import DescantError, UsageError, unknown
-from descant.fields import hyper
-from descant.losses import LOSSES, Loss, LossName, default_loss
 from descant.models.alexnet import FedBNAlexNet
 from descant.models.base import Facts, NetworkSpec, TaskSpec
 from descant.models.cnn import CGPFLCNN, CNN2, CNN3, CNN5, FEMNISTCNN, HARCNN, CifarNet, FedMAPCNN
@@ -24,10 +28,6 @@ from descant.models.lstm import LSTM
 from descant.models.own import OwnModel
 from descant.models.quadratic import Quadratic
 from descant.models.resnet import ResNet18
-from descant.permit import Allowed, opened
-from descant.place import marked
-from descant.pool import Federation
-from descant.task import ModuleTask, Task
 
 MODELS: dict[str, type[NetworkSpec] | type[TaskSpec]] = {
     cls.name: cls

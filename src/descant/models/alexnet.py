@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from descant.core.kernels.network import Network, dense
 from descant.models.base import Facts, NetworkSpec
 from descant.models.convolution import Conv, Plan, Pool, convolutions
-from descant.network import Network, dense
 
 
 def alexnet(facts: Facts, model: str, channels: tuple[int, int, int, int, int], hidden: int) -> Network:

@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import nn
 
+from descant.core.federation import Federation
+from descant.core.fields import Checked
+from descant.core.task import Task
 from descant.errors import UsageError
-from descant.fields import Checked
-from descant.pool import Federation
-from descant.task import Task
 
 
 class Facts(NamedTuple):

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from descant.fields import hyper
+from descant.core.fields import hyper
+from descant.core.kernels.network import Network, dense
 from descant.models.base import Facts, NetworkSpec
 from descant.models.convolution import Conv, Plan, Pool, convolutions
-from descant.network import Network, dense
 
 
 def _cnn(facts: Facts, model: str, plan: Plan, *hidden: int, rank: int = 2,
@@ -34,9 +34,9 @@ class CNN2(NetworkSpec):
 
     name: ClassVar[str] = "cnn2"
 
-    kernel: int = hyper(5, "side of the convolutions' windows", low=1)
-    padding: int = hyper(0, "rows and columns of zeros on each side", low=0)
-    hidden: int = hyper(512, "width of the hidden layer", low=1)
+    kernel: int = hyper(5, "side of the convolutions' windows", ge=1)
+    padding: int = hyper(0, "rows and columns of zeros on each side", ge=0)
+    hidden: int = hyper(512, "width of the hidden layer", ge=1)
 
     def network(self, facts: Facts) -> nn.Module:
         plan = [part for channels in (32, 64)

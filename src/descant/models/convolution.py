@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeAlias
 
 from torch import nn
 
+from descant.core.kernels.network import Shaped
 from descant.errors import UsageError
 from descant.models.base import Facts
-from descant.network import Shaped
 
 
 class Conv(NamedTuple):

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import nn
 
-from descant.fields import hyper
+from descant.core.fields import hyper
+from descant.core.kernels.network import Network, dense
 from descant.models.base import Facts, NetworkSpec
-from descant.network import Network, dense
 
 
 def _perceptron(facts: Facts, model: str, *hidden: int, activation: type[nn.Module] = nn.ReLU) -> Network:
@@ -37,7 +37,7 @@ class DNN(NetworkSpec):
 
     name: ClassVar[str] = "dnn"
 
-    hidden: int = hyper(100, "width of the hidden layer", low=1)
+    hidden: int = hyper(100, "width of the hidden layer", ge=1)
 
     def network(self, facts: Facts) -> nn.Module:
         return _perceptron(facts, self.name, self.hidden, activation=nn.LeakyReLU)

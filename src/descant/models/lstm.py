@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from descant.core.fields import hyper
+from descant.core.kernels.network import Network, dense
 from descant.errors import UsageError
-from descant.fields import hyper
 from descant.models.base import Facts, NetworkSpec
-from descant.network import Network, dense
 
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # as nn.LSTM has them in every layer
 
@@ -85,9 +85,9 @@ class LSTM(NetworkSpec):
 
     name: ClassVar[str] = "lstm"
 
-    vocab: int | None = hyper(None, "number of tokens; absent: one more than the largest in the data", low=1)
+    vocab: int | None = hyper(None, "number of tokens; absent: one more than the largest in the data", ge=1)
     pad: int | Literal["none"] = hyper(0, "the token that fills up short samples, as 0 does in the datasets "
-                                          "here: none is read after the last other one", low=0)
+                                          "here: none is read after the last other one", ge=0)
 
     def network(self, facts: Facts) -> nn.Module:
         if facts.tokens is None or len(facts.shape) != 1:

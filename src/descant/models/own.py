@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from descant.core.import_object import imported, is_place
 from descant.errors import UsageError, unknown
 from descant.models.base import Facts, NetworkSpec
-from descant.place import imported, is_place
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from descant.core.federation import Federation
+from descant.core.task import FunctionTask, Task
 from descant.errors import UsageError
 from descant.models.base import TaskSpec
-from descant.pool import Federation
-from descant.task import FunctionTask, Task
 
 
 def quadratic_losses(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:

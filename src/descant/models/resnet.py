@@ -10,10 +10,10 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from descant.fields import hyper
+from descant.core.fields import hyper
+from descant.core.kernels.network import Network, Shaped
 from descant.models.base import Facts, NetworkSpec
 from descant.models.convolution import image_shape
-from descant.network import Network, Shaped
 
 Norm: TypeAlias = Literal["batch", "group"]
 SMALL = 64  # pixels; images with a shorter side keep their size until the second stage

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp
 
-from descant.bregman import Family
 from descant.errors import DescantError, UsageError
+from descant.priors.bregman import Family
 
 Function: TypeAlias = Callable[[Tensor], Tensor]  # [d] -> []
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev
 
-from descant.energy import Energy, server_gradient
+from descant.core.federation import Federation
+from descant.core.task import Batch, Task, inputs
+from descant.core.tree import Tree
+from descant.core.vector import Model
 from descant.errors import DescantError
-from descant.pool import Federation
-from descant.precision import FixedVariance, LearnedVariance
-from descant.task import Batch, Task, inputs
-from descant.tree import Tree
-from descant.vector import Model
+from descant.priors.energy import Energy, server_gradient
+from descant.priors.precision import FixedVariance, LearnedVariance
 
 Loss: TypeAlias = Callable[[Tensor], Tensor]  # theta [d] -> L_k(theta)
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from descant.engine.backend import one_thread
+from descant.core.federation import Federation
+from descant.core.random import stream
+from descant.core.task import Batch, ModuleTask, Task, inputs
+from descant.core.vector import Model
+from descant.engine.backends.base import one_thread
 from descant.errors import UsageError
-from descant.pool import Federation
-from descant.random import stream
-from descant.task import Batch, ModuleTask, Task, inputs
 from descant.theory.truth import identified
-from descant.vector import Model
 
 DENSE = 700  # parameters up to which the Hessian is written out
 LANCZOS = 40  # products with the Hessian that find its ends otherwise

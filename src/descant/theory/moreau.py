@@ -133,7 +133,7 @@ def theorem1_constants(L: float, mu: float, rho: float) -> tuple[float, float, f
 
 def theorem1_bounds(n: float, N: float, R: float, L: float, mu: float, rho: float) -> Theorem1:
     """Theorem 1, for the exact solution with uniform weights and a lam that the theorem allows
-    (`descant.theory.adaptive.theorem_lambda`). n: samples of a client, N: of all."""
+    (`descant.priors.adaptive.theorem_lambda`). n: samples of a client, N: of all."""
     C1, C2, C3, C4 = theorem1_constants(L, mu, rho)
     heterogeneity = min(1 / n, R**2)
     return Theorem1(C1 / N + C2 * heterogeneity, C3 / N + C4 * heterogeneity)

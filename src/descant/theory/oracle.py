@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from descant.division import SplitName
+from descant.core.federation import Federation
+from descant.core.random import stream
+from descant.core.splits import SplitName
+from descant.core.task import Batch, Task, inputs
+from descant.core.tree import map_tree, take
+from descant.core.vector import Model
 from descant.engine.batches import BLOCK
 from descant.errors import UsageError
-from descant.pool import Federation
-from descant.prior import Flat
-from descant.random import stream
-from descant.solve import SGD, Solver, descend
-from descant.task import Batch, Task, inputs
-from descant.tree import map_tree, take
-from descant.vector import Model
+from descant.priors.prior import Flat
+from descant.priors.solve import SGD, Solver, descend
 
 USUAL = SGD(lr=0.01)
 

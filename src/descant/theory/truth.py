@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from descant.pool import Federation
-from descant.task import ModuleTask, Task
+from descant.core.federation import Federation
+from descant.core.task import ModuleTask, Task
 
 NAMES = ("models", "optima")  # under which a synthetic federation keeps its clients' true models
 

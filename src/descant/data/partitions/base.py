@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from descant.core.fields import Checked
 from descant.data.samples import Samples
 from descant.errors import UsageError
-from descant.fields import Checked
 
 NOBODY = -1
 

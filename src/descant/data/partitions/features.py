@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from descant.core.fields import hyper
+from descant.core.random import stream
 from descant.data.partitions.base import Partition
 from descant.data.partitions.sizes import Iid
 from descant.data.samples import Samples
 from descant.errors import UsageError
-from descant.fields import hyper
-from descant.random import stream
 
 _CHUNK = 4096  # images that are rotated at once
 
@@ -38,8 +38,8 @@ class Feature(Partition):
     name: ClassVar[str] = "feature"
 
     change: Literal["affine", "rotation", "noise"] = hyper("affine", "what is done to a client's features")
-    strength: float = hyper(0.5, "affine, noise: size of the change; 0 is none", low=0)
-    rotations: int = hyper(4, "rotation: number of different angles", low=1)
+    strength: float = hyper(0.5, "affine, noise: size of the change; 0 is none", ge=0)
+    rotations: int = hyper(4, "rotation: number of different angles", ge=1)
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
         return Iid().assign(samples, clients, seed)

@@ -7,6 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from descant.core.fields import hyper
+from descant.core.random import stream
 from descant.data.partitions.base import (
     NOBODY,
     Partition,
@@ -19,8 +21,6 @@ from descant.data.partitions.base import (
 )
 from descant.data.samples import Samples
 from descant.errors import UsageError
-from descant.fields import hyper
-from descant.random import stream
 
 _DRAWS = 20  # of Dirichlet shares, before the smallest clients are topped up
 _HOPELESS = 20  # clients that are too small: the chance that another draw has none is about exp(-20)
@@ -41,11 +41,11 @@ class Classes(Partition):
 
     name: ClassVar[str] = "classes"
 
-    classes_per_client: int = hyper(2, "number of classes that each client has", low=1)
+    classes_per_client: int = hyper(2, "number of classes that each client has", ge=1)
     sizes: Literal["equal", "lognormal", "uniform"] = hyper("equal", "how the clients' sizes are drawn")
-    sigma: float = hyper(1.0, "lognormal: standard deviation of the logarithm of the sizes", low=0, high=5)
-    smallest: int = hyper(400, "uniform: smallest size", low=1)
-    largest: int = hyper(5000, "uniform: largest size", low=1)
+    sigma: float = hyper(1.0, "lognormal: standard deviation of the logarithm of the sizes", ge=0, le=5)
+    smallest: int = hyper(400, "uniform: smallest size", ge=1)
+    largest: int = hyper(5000, "uniform: largest size", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +128,7 @@ class Shards(Partition):
 
     name: ClassVar[str] = "shards"
 
-    shards_per_client: int = hyper(2, "number of shards that each client gets: small is heterogeneous", low=1)
+    shards_per_client: int = hyper(2, "number of shards that each client gets: small is heterogeneous", ge=1)
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
         labels = need_labels(samples, self.name)
@@ -159,8 +159,8 @@ class Dirichlet(Partition):
 
     name: ClassVar[str] = "dirichlet"
 
-    alpha: float = hyper(0.5, "concentration: small is heterogeneous, large is iid", above=0)
-    min_size: int = hyper(10, "least number of rows of a client", low=1)
+    alpha: float = hyper(0.5, "concentration: small is heterogeneous, large is iid", gt=0)
+    min_size: int = hyper(10, "least number of rows of a client", ge=1)
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
         labels = need_labels(samples, self.name)
@@ -190,9 +190,9 @@ class LabelMajority(Partition):
 
     name: ClassVar[str] = "label_majority"
 
-    majority: float = hyper(0.85, "share of the client's rows that are of one class", above=0, high=1)
+    majority: float = hyper(0.85, "share of the client's rows that are of one class", gt=0, le=1)
     skewed: float = hyper(1.0, "share of the clients that have a majority; the others are balanced",
-                          above=0, high=1)
+                          gt=0, le=1)
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
         labels = need_labels(samples, self.name)

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from descant.core.fields import hyper
+from descant.core.random import stream
 from descant.data.partitions.base import NOBODY, Partition, cut, rank_in_client
 from descant.data.samples import Samples
 from descant.errors import UsageError
-from descant.fields import hyper
-from descant.random import stream
 
 _NAMED = 5  # owners in a note
 
@@ -27,12 +27,12 @@ class Natural(Partition):
 
     name: ClassVar[str] = "natural"
 
-    min_size: int = hyper(1, "least number of rows of an owner; one with fewer is left out", low=1)
-    max_size: int | None = hyper(None, "most rows of an owner; of one with more, this many are kept", low=1)
+    min_size: int = hyper(1, "least number of rows of an owner; one with fewer is left out", ge=1)
+    max_size: int | None = hyper(None, "most rows of an owner; of one with more, this many are kept", ge=1)
     fewer: Literal["refuse", "sample", "merge"] = hyper(
         "refuse", "what to do with more owners than clients: refuse, sample owners, or merge them")
-    merge_alpha: float = hyper(0.5, "merge: concentration of the clients' shares of the owners", above=0)
-    merge_least: int = hyper(1, "merge: least number of owners of a client", low=1)
+    merge_alpha: float = hyper(0.5, "merge: concentration of the clients' shares of the owners", gt=0)
+    merge_least: int = hyper(1, "merge: least number of owners of a client", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from descant.core.fields import hyper
+from descant.core.random import stream
 from descant.data.partitions.base import NOBODY, Partition, check_clients, check_enough, cut, top_up
 from descant.data.samples import Samples
 from descant.errors import UsageError
-from descant.fields import hyper
-from descant.random import stream
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Quantity(Partition):
 
     name: ClassVar[str] = "quantity"
 
-    alpha: float = hyper(0.5, "concentration: small is unequal, large is equal", above=0)
-    min_size: int = hyper(10, "least number of rows of a client, where shares are drawn", low=1)
+    alpha: float = hyper(0.5, "concentration: small is unequal, large is equal", gt=0)
+    min_size: int = hyper(10, "least number of rows of a client, where shares are drawn", ge=1)
     sizes: tuple[int, ...] = hyper((), "number of rows of each client; none: shares are drawn")
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:

@@ -1,0 +1,443 @@
+"""The full figures of a finished run: exact, for every client, at the validation-best and at the last round.
+
+While a run goes on, its rounds are scored by sums that are added over clients. A comparison asks for more:
+an AUROC, the calibration, whatever a user computes from outputs. So the models of the two rounds are made
+once more, and what they predict for the clients' test rows is measured, by `descant.core.measures` and by the
+user's own functions. All is written to `figures.csv` in the run's directory. `rows.npz` beside it says how
+much each test row moves the figures of its client's own model of the best round (`descant.core.measures`): what is
+needed to know how far other rows might have said something else.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.core import measures
+from descant.core.files import write_atomic
+from descant.core.import_object import imported
+from descant.core.measures import METRICS, Metric
+from descant.core.task import Batch, ModuleTask, Task, inputs
+from descant.core.tree import Tree, map_tree, nbytes, take
+from descant.core.units import times
+from descant.engine.backends.base import InProcess, one_thread
+from descant.engine.backends.choose import fitted_chunk
+from descant.engine.batches import SCORED
+from descant.engine.divergence import Levels
+from descant.engine.evaluation import STATES_AT_ONCE, evaluated_clients
+from descant.engine.work import CPU, Job
+from descant.errors import DescantError, UsageError
+from descant.experiment.checkpoint import Snapshot
+from descant.experiment.run import Run, Which
+
+FILE = "figures.csv"
+ROWS = "rows.npz"  # beside it
+POOLED = -1  # in place of a client: the rows of all of them together
+ROUNDS: tuple[Which, ...] = ("best", "last")  # without validation data, the best is the last
+FACTS = ("which", "round", "model", "client", "name", "unseen", "n_test")  # the columns before the figures
+
+Columns: TypeAlias = dict[str, np.ndarray]  # `FACTS`, then one column of float64 for each figure
+OwnMetric: TypeAlias = Callable[[Tensor, Tensor], Any]  # (raw outputs [n, ...], targets [n, ...]) -> number
+
+
+class Single(NamedTuple):
+    """Of the clients' own models of the best round, what is known beyond their figures."""
+
+    rows: Columns  # "row" (its number in the federation), "client", and the influence on each figure
+    diverged: np.ndarray  # clients whose models have, by their test rows
+
+
+class Measured(NamedTuple):
+    """What came of measuring a run."""
+
+    columns: Columns
+    single: Single
+    notes: list[str]  # what could not be measured, for people
+
+
+def own_metrics(places: Sequence[str] | None) -> dict[str, OwnMetric]:
+    """The user's functions by their names, imported. Ask for them before training: what is wrong with them is
+    told here."""
+    found: dict[str, OwnMetric] = {}
+    for place in places or ():
+        name = place.partition(":")[2]
+        if name in METRICS or name in FACTS:
+            raise UsageError(f"eval.metrics {place}: {name!r} is the name of a column that is there already: "
+                             "give the function another name")
+        if name in found:
+            raise UsageError(f"eval.metrics {place}: another metric is called {name!r} too: "
+                             "give one of them another name")
+        function = imported(place, "eval.metrics")
+        if not isinstance(function, FunctionType):
+            raise UsageError(f"eval.metrics {place}: it must be a function (outputs, y) -> number, not an "
+                             f"object of type {type(function).__name__}")
+        found[name] = function
+    return found
+
+
+def described(places: Sequence[str] | None) -> dict[str, Metric]:
+    """What a table should know of each figure: descant's, then the user's own."""
+    return METRICS | {name: Metric(bool(getattr(function, "lower_is_better", False)), _first_line(function))
+                      for name, function in own_metrics(places).items()}
+
+
+def names(task: Task, places: Sequence[str] | None) -> tuple[str, ...]:
+    """The figures that there are for a task."""
+    return _Scale(task, own_metrics(places)).names
+
+
+def _first_line(function: OwnMetric) -> str:
+    lines = (getattr(function, "__doc__", None) or "").strip().splitlines()
+    return lines[0].rstrip(".") if lines else "a metric of your own"
+
+
+# -- measuring ------------------------------------------------------------------------------------------
+
+
+def measure(run: Run, metrics: Sequence[str] | None = None) -> Measured:
+    """The figures of a run on the clients' test rows, best round first. `metrics` are the places of the
+    user's own; absent: those of the run's [eval]."""
+    setup = run.setup
+    if setup.federation.elsewhere:
+        raise UsageError("the clients of this run are on their own machines, and their test rows with them: "
+                         "only what they reported can be compared")
+    scale = _Scale(setup.task, own_metrics(setup.eval.metrics if metrics is None else metrics))
+    snapshots = {which: run.snapshot(which) for which in ROUNDS}
+    done: dict[int, list[_Part]] = {}  # by the number of the round: the best may be the last
+    best = snapshots["best"].number
+    rows = _Rows(scale)
+    with one_thread(), torch.no_grad():
+        for number, snapshot in {each.number: each for each in snapshots.values()}.items():
+            single = rows if number == best else None
+            done[number] = [part for group in _groups_of(run)
+                            for part in _of_round(run, snapshot, group, scale, single)]
+    parts = [(which, part) for which, snapshot in snapshots.items() for part in done[snapshot.number]]
+    return Measured(_columns(parts, scale.names, setup.federation.names),
+                    Single(rows.columns(), _diverged(run, done[best][0])), scale.notes())
+
+
+def _diverged(run: Run, personal: _Part) -> np.ndarray:
+    """Whose models have diverged, by the rule that rounds are judged by."""
+    clients = personal.clients[:-1]
+    values = torch.from_numpy(personal.values[:-1])
+    return np.asarray(clients[Levels(run.work).diverged(values, "test", clients)])
+
+
+class _Part(NamedTuple):
+    """One kind of model for one group of clients, with their pooled rows at the end."""
+
+    number: int
+    model: str
+    unseen: bool
+    clients: np.ndarray  # [n]
+    rows: np.ndarray  # [n] test rows
+    values: np.ndarray  # [n, figures]
+
+
+class _Scale:
+    """What is measured of outputs; keeps in mind what could not be."""
+
+    def __init__(self, task: Task, own: dict[str, OwnMetric]) -> None:
+        self.task = task
+        self.classes = task.classes if isinstance(task, ModuleTask) else None
+        self.own = own
+        exact = () if self.classes is None else ("accuracy", "balanced_accuracy", "auroc", *(
+            ("sensitivity", "specificity") if self.classes == 2 else ()), "calibration_error")
+        self.names = (*dict.fromkeys([*task.metric_names, *exact, *self.own]),)
+        self._failed: dict[str, list[str]] = {}
+
+    @property
+    def looks_at_outputs(self) -> bool:
+        """Whether the tallies alone are not enough."""
+        return self.classes is not None or bool(self.own and not self.task.scores_need_x)
+
+    def figures(self, tally: Tensor, outputs: Tensor, y: Tensor) -> list[float]:
+        """The figures `names` of some rows."""
+        found = dict(zip(self.task.metric_names, self.task.figures(tally).double().tolist(), strict=True))
+        if self.classes is not None:
+            found |= measures.classification(outputs.numpy(), y.numpy(), self.classes)
+        found |= {name: self._by(name, outputs, y) for name in self.own}
+        return [found[name] for name in self.names]
+
+    def influences(self, outputs: Tensor, batch: Batch) -> dict[str, np.ndarray]:
+        """How much each row moves those figures that say so."""
+        losses = self.task.row_losses(outputs, batch).double().numpy()
+        found = {"loss": measures.mean_influence(losses)}
+        if self.classes is not None:
+            found |= measures.classification_influences(outputs.numpy(), batch.y.numpy(), self.classes)
+        elif "mse" in self.task.metric_names:
+            found |= measures.regression_influences(outputs.numpy(), batch.y.numpy())
+        return found
+
+    def _by(self, name: str, outputs: Tensor, y: Tensor) -> float:
+        if self.task.scores_need_x:  # what it calls outputs means nothing without the samples
+            self.failed(f"eval.metrics {name}", f"a {type(self.task).__name__} predicts nothing")
+            return math.nan
+        try:
+            # copies: what a function does to them must not reach the next one
+            value = float(self.own[name](outputs.clone(), y.clone()))
+        except Exception as error:
+            self.failed(f"eval.metrics {name}", f"{type(error).__name__}: {_reason(error)}")
+            return math.nan
+        if math.isnan(value):
+            self.failed(f"eval.metrics {name}", "it gives NaN")
+        return value
+
+    def failed(self, what: str, why: str) -> None:
+        self._failed.setdefault(what, []).append(why)
+
+    def notes(self) -> list[str]:
+        return [f"{what} could not be measured {times(len(whys), 'time')}; first: {whys[0]}"
+                for what, whys in self._failed.items()]  # one line each, of however many clients
+
+
+class _Rows:
+    """What each test row does to the figures of its client's own model."""
+
+    def __init__(self, scale: _Scale) -> None:
+        self._scale = scale
+        self._parts: list[Columns] = []
+
+    def add(self, client: int, rows: Tensor, outputs: Tensor, batch: Batch) -> None:
+        with np.errstate(all="ignore"):  # models that are of no use have figures that are none
+            found = self._scale.influences(outputs, batch)
+        self._parts.append({"row": rows.numpy(), "client": np.full(len(rows), client)} | {
+            name: values.astype(np.float32) for name, values in found.items()})
+
+    def columns(self) -> Columns:
+        names = self._parts[0] if self._parts else ("row", "client")
+        return {name: np.concatenate([part[name] for part in self._parts]) if self._parts
+                else np.zeros(0, np.int64) for name in names}
+
+
+class _Pool:
+    """The rows of many clients together."""
+
+    def __init__(self, scale: _Scale) -> None:
+        self.rows = 0
+        self._scale = scale
+        self._tallies: list[Tensor] = []
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, tally: Tensor, outputs: Tensor, y: Tensor) -> None:
+        self.rows += len(y)
+        self._tallies.append(tally)
+        if self._scale.looks_at_outputs:
+            self._kept.append((outputs, y))
+
+    def figures(self) -> list[float]:
+        if not self._tallies:
+            return [math.nan] * len(self._scale.names)
+        outputs, y = (torch.cat(parts) for parts in zip(*self._kept, strict=True)) if self._kept else _NOTHING
+        return self._scale.figures(torch.stack(self._tallies).sum(0), outputs, y)
+
+
+_NOTHING = (torch.empty(0), torch.empty(0))
+
+
+def _groups_of(run: Run) -> Iterator[np.ndarray]:
+    """Those whom rounds are evaluated on, and the unseen: each are pooled by themselves."""
+    federation = run.setup.federation
+    yield evaluated_clients(federation.population, run.setup.eval, run.setup.train.seed)
+    if federation.unseen:
+        yield np.arange(federation.population, federation.everyone)
+
+
+def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale, single: _Rows | None
+              ) -> Iterator[_Part]:
+    """The figures of some clients after one round; `single` takes what each of their test rows does."""
+    federation, task = run.setup.federation, run.setup.task
+    shared = run.setup.algorithm.global_model(snapshot.server)
+    kinds = ("personal",) if shared is None else ("personal", "global")
+    pools = {kind: _Pool(scale) for kind in kinds}
+    values = {kind: np.full((len(clients) + 1, len(scale.names)), np.nan) for kind in kinds}
+    unseen = bool(clients[0] >= federation.population)
+    for at, personal in _personal(run, snapshot, clients, scale):
+        rows = torch.from_numpy(federation.test[int(clients[at])])
+        if not len(rows):
+            continue
+        x, y = federation.x[rows if task.scores_need_x else rows[:0]], federation.y[rows]
+        targets = Batch(inputs(x, task.dtype), y)
+        for kind, model in zip(kinds, (personal, shared), strict=False):
+            try:
+                outputs = _outputs(run, kind, model, rows)
+                tally = task.tally(outputs, targets)
+            except Exception as error:
+                name = federation.names[clients[at]]
+                scale.failed("models of clients", f"client {name!r}: {_reason(error)}")
+                continue
+            values[kind][at] = scale.figures(tally, outputs, y)
+            pools[kind].add(tally, outputs, y)
+            if single is not None and kind == "personal" and not unseen:
+                single.add(int(clients[at]), rows, outputs, targets)
+    for kind in kinds:
+        values[kind][-1] = pools[kind].figures()
+        yield _Part(snapshot.number, kind, unseen, np.append(clients, POOLED),
+                    np.append(federation.test.sizes[clients], pools[kind].rows), values[kind])
+
+
+def _personal(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale) -> Iterator[tuple[int, Tree]]:
+    """What each client predicts with, by its position: made by the clients together that were run together,
+    and no more at a time than fit into little memory."""
+    work, train = run.work, run.setup.train
+    number, server, store = snapshot
+    chunk = 1 if train.backend == "loop" else train.chunk or fitted_chunk(work)
+    backend = InProcess(work, chunk)
+    each = nbytes(store.template) + work.task.dim * work.task.dtype.itemsize
+    size = chunk * max(1, STATES_AT_ONCE // (chunk * each))
+    took_part = store.took_part(clients)
+    for is_new in (False, True):
+        of_kind = np.flatnonzero(took_part != is_new)
+        for start in range(0, len(of_kind), size):
+            at = of_kind[start : start + size]
+            group = clients[at]
+            facts = run.round_of(group, number)
+            message = (work.algorithm.newcomer if is_new else work.algorithm.broadcast)(server, facts)
+            job: Job = "adapt" if is_new else "personalize"
+            outcome = backend.run(job, group, number, message, store.read(group))
+            for k, why in outcome.failed.items():
+                scale.failed("models of clients", f"client {work.federation.names[group[k]]!r}: {why}")
+            for k, position in enumerate(at[outcome.done].tolist()):
+                yield position, take(outcome.values, k)
+
+
+def _outputs(run: Run, kind: str, model: Tree, rows: Tensor) -> Tensor:
+    """What a client predicts for its rows, where its models are trained."""
+    task, x, device = run.setup.task, run.setup.federation.x, run.work.device
+    blocks = []
+    with nullcontext() if device == CPU else device:
+        model = model if device == CPU else map_tree(lambda t: t.to(device), model)
+        for part in rows.split(SCORED):
+            samples = inputs(x[part], task.dtype).to(device)
+            blocks.append(task.predict(model, samples) if kind == "global"
+                          else run.setup.algorithm.predict(task, model, samples))
+        return torch.cat(blocks).cpu()
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _columns(named: Sequence[tuple[Which, _Part]], names: Sequence[str], clients: Sequence[str]) -> Columns:
+    parts = [part for _, part in named]
+    lengths = [len(part.clients) for part in parts]
+    every = np.concatenate([part.clients for part in parts])
+    values = np.concatenate([part.values for part in parts])
+    facts = {
+        "which": np.repeat([which for which, _ in named], lengths),
+        "round": np.repeat([part.number for part in parts], lengths),
+        "model": np.repeat([part.model for part in parts], lengths),
+        "client": every,
+        "name": np.array(["pooled" if client == POOLED else clients[client] for client in every]),
+        "unseen": np.repeat([part.unseen for part in parts], lengths),
+        "n_test": np.concatenate([part.rows for part in parts]),
+    }
+    return facts | {name: values[:, k] for k, name in enumerate(names)}
+
+
+# -- the file -------------------------------------------------------------------------------------------
+
+
+def write(run: Run, path: Path, metrics: Sequence[str] | None = None) -> list[str]:
+    """Measure a run and write its figures down; what could not be measured is returned. `metrics` as in
+    `measure`."""
+    columns, single, notes = measure(run, metrics)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    facts = [(columns[name].astype(int) if name == "unseen" else columns[name]).tolist() for name in FACTS]
+    figures = [["" if value != value else repr(value) for value in column.tolist()]
+               for name, column in columns.items() if name not in FACTS]
+    writer.writerows(zip(*facts, *figures, strict=True))
+    packed = io.BytesIO()
+    number = np.array(columns["round"][0])  # the best round, which comes first
+    np.savez_compressed(packed, format=np.array(1), round=number, diverged=single.diverged,
+                        **single.rows)  # type: ignore[arg-type]
+    try:
+        write_atomic(path.with_name(ROWS), packed.getvalue())
+        write_atomic(path, text.getvalue().encode())
+    except OSError as error:
+        raise DescantError(f"cannot write {path}: {error.strerror or error}") from None
+    return notes
+
+
+def read_rows(path: Path, best: int) -> Single | None:
+    """What was written beside the figures in the file `path`, of the best round; None if nothing was, as by
+    older versions, or if it is of another round."""
+    try:
+        with np.load(path.with_name(ROWS), allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DescantError(f"{path.with_name(ROWS)} is damaged ({error}): remove it, and it is measured "
+                           "again from the run's checkpoint") from None
+    if found.pop("format", None) != 1 or found.pop("round", None) != best or "diverged" not in found:
+        return None
+    diverged = found.pop("diverged")
+    return Single(found, diverged)
+
+
+def read(path: Path) -> Columns:
+    """The figures that `write` wrote."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if not text.endswith("\n"):
+            raise ValueError("its last line is not whole")
+        header, *rows = csv.reader(io.StringIO(text), strict=True)
+        if tuple(header[: len(FACTS)]) != FACTS or len({*header}) < len(header):
+            raise ValueError("its columns are not those of figures")
+        if not rows or any(len(row) != len(header) for row in rows):
+            raise ValueError("some rows are not whole")
+        columns = {name: _parsed(name, cells) for name, cells in
+                   zip(header, zip(*rows, strict=True), strict=True)}
+        _check(columns)
+    except OSError as error:
+        raise DescantError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, csv.Error) as error:
+        raise DescantError(f"{path} is damaged ({error}): remove it, and it is measured again from the run's "
+                           "checkpoint") from None
+    return columns
+
+
+def _parsed(name: str, cells: Sequence[str]) -> np.ndarray:
+    if name in ("which", "model", "name"):
+        return np.array(cells)
+    if name == "unseen":
+        return np.array([int(cell) for cell in cells]) > 0
+    if name in FACTS:
+        return np.array([int(cell) for cell in cells])
+    return np.array([float(cell or "nan") for cell in cells])
+
+
+def _check(columns: Columns) -> None:
+    """The rows of the best round are followed by the same of the last."""
+    which, half = columns["which"], len(columns["which"]) // 2
+    is_whole = (which[:half] == "best").all() and (which[half:] == "last").all() and len(which) == 2 * half
+    if not is_whole or any((columns[name][:half] != columns[name][half:]).any()
+                           for name in ("model", "client", "name", "unseen")):
+        raise ValueError("some rows are missing")
+
+
+def is_current(path: Path, rounds: int, metrics: Sequence[str] | None, *, rows: bool = False) -> bool:
+    """Whether the figures of a run of so many rounds are there, whole, and with these of the user's own; and
+    those of each row, if they are wanted."""
+    try:
+        columns = read(path)
+        if rows and read_rows(path, int(columns["round"][0])) is None:
+            return False
+    except DescantError:
+        return False  # they can be measured again
+    wanted = {place.partition(":")[2] for place in metrics or ()}
+    return bool(columns["round"][-1] == rounds) and wanted <= columns.keys()

@@ -1,0 +1,181 @@
+"""The interface of a method: a handful of pure functions on explicit states.
+
+Only `broadcast` and `aggregate` see the clients as a group. What a client does (`local`,
+`personalize`, `adapt`) is written for ONE client; the simulator lifts it over a cohort, a real node
+runs it as it is. States, messages and uploads are trees: tensors in NamedTuples.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.core.fields import Checked
+from descant.core.random import stream
+from descant.core.task import Batch, Task
+from descant.core.tree import Tree, map_tree
+from descant.core.vector import Model
+from descant.errors import unknown
+
+Weights: TypeAlias = Literal["uniform", "samples"]
+
+
+class Round(NamedTuple):
+    """The facts of a round that server functions may use."""
+
+    seed: int
+    number: int  # 0 before training, then 1, 2, ...
+    cohort: Tensor  # int64 [cohort] ids of the clients concerned, ascending
+    sizes: Tensor  # [cohort] their numbers of training samples
+    population: int
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Random numbers for the server's own choices in this round."""
+        return stream(self.seed, f"server.{purpose}", self.number)
+
+    def weights(self, kind: Weights) -> Tensor:
+        """What each client of the cohort counts in an average; sums to one."""
+        weights = torch.ones_like(self.sizes) if kind == "uniform" else self.sizes
+        return weights / weights.sum()
+
+
+class Message(NamedTuple):
+    """What the server sends: `shared` to all alike; `each` has one row per client of the cohort.
+    The ONE client that `local` is written for finds its own row in `each`."""
+
+    shared: Tree = ()
+    each: Tree = ()
+
+
+class LocalStep(NamedTuple):
+    """The step with which a client descends on its loss, and on a prior beside it."""
+
+    field: str  # its name, as in "solver.lr"
+    pull: float = 0.0  # the most that the prior adds to the curvature of the loss
+
+
+class ClientData(Protocol):
+    """What a client's code sees of its own data in a round."""
+
+    size: Tensor  # number of training samples
+    steps: Tensor  # number of local steps in this round: of batches, where a step takes one
+
+    def scan(self, step: Callable[..., Any], carry: Any) -> Any:
+        """carry <- step(carry, batch) over the steps of this round; step(carry, batch1, batch2) where the
+        method asks for two batches a step. The carry is a tree."""
+
+    def mean(self, f: Callable[[Batch], Tree], split: Literal["train", "validation"] = "train") -> Tree:
+        """The mean over all samples of a split of `f`, which gives the mean over a batch."""
+
+
+@dataclass(frozen=True)
+class Algorithm(Checked, ABC):
+    """A method. The fields are its hyper-parameters, named as in its paper."""
+
+    name: ClassVar[str]
+    citation: ClassVar[str]
+    #: Values of some fields by the name of the whole. "paper" has those of the authors where the defaults,
+    #: which are chosen to train in tens of rounds of tens of steps, are others.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    #: Server and client states must move together (control variates): a client's state may change
+    #: only in rounds in which its upload is aggregated.
+    tracking: ClassVar[bool] = False
+    #: `personalize` trains on batches (fine-tuning); otherwise it is given none.
+    trains_to_personalize: ClassVar[bool] = False
+    #: Where a step takes several batches, each is drawn from a share of the client's rows of its own, the
+    #: same in every round (sample splitting); a client with fewer rows than that has one share for all.
+    disjoint_batches: ClassVar[bool] = False
+
+    @classmethod
+    def preset(cls, name: str, **given: Any) -> Self:
+        """The method with the values of a preset; fields that are given win."""
+        if not isinstance(name, str) or name not in cls.presets:
+            raise unknown(f"preset of {cls.name}", name, cls.presets)
+        return cls(**{**cls.presets[name], **given})
+
+    def personal_steps(self) -> int | None:
+        """How many batches `adapt` (and a `personalize` that trains) is given; None: those of a round."""
+        return None
+
+    def batches_per_step(self) -> int:
+        """How many independent batches each local step is given (meta-learning wants two)."""
+        return 1
+
+    def local_step(self) -> LocalStep | None:
+        """The step that decides whether training is stable, where there is one: on losses of curvature L,
+        plain gradient steps must be less than 2 / (L + pull)."""
+        return LocalStep("solver.lr") if hasattr(self, "solver") else None
+
+    def cautions(self) -> list[str]:
+        """What is allowed but will hardly work, such as a step beyond its stability bound."""
+        return []
+
+    @abstractmethod
+    def init_server(self, task: Task, model: Model, round: Round) -> Tree:
+        """The server's state before the first round; `model` is the common initial model."""
+
+    def init_client(self, task: Task, model: Model) -> Tree:
+        """The state of a client before it takes part for the first time."""
+        return ()
+
+    @abstractmethod
+    def broadcast(self, server: Tree, round: Round) -> Message:
+        """What the server sends to the cohort."""
+
+    @abstractmethod
+    def local(self, task: Task, message: Message, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        """The work of ONE client in a round: its upload, and its new state."""
+
+    def opens(self) -> bool:
+        """Whether the first round is an opening: every client is asked once, whatever the cohort. Who was
+        only asked has not taken part: it is a newcomer, with a state of its own."""
+        return False
+
+    def opening(self, task: Task, message: Message, state: Tree, data: ClientData) -> tuple[Tree, Tree]:
+        """What ONE client does in an opening, in place of `local`: an upload and a state of the same form."""
+        return self.local(task, message, state, data)
+
+    @abstractmethod
+    def aggregate(self, server: Tree, uploads: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
+        """The new state of the server, and what to report. `uploads` has a row per client of `round`. A
+        `note` in the report is told to people."""
+
+    @abstractmethod
+    def personalize(self, task: Task, message: Message, state: Tree, data: ClientData) -> Tree:
+        """What ONE client that has taken part predicts with: usually a Model."""
+
+    def predict(self, task: Task, personal: Tree, x: Tensor) -> Tensor:
+        """The outputs of ONE client for samples x [n, ...]."""
+        return task.predict(personal, x)
+
+    def newcomer(self, server: Tree, round: Round) -> Message:
+        """What a client that never took part is given: nothing that is made for one client."""
+        return Message(self.broadcast(server, round).shared)
+
+    @abstractmethod
+    def adapt(self, task: Task, message: Message, data: ClientData) -> Tree:
+        """What ONE newcomer predicts with, made from its own data alone."""
+
+    def global_model(self, server: Tree) -> Model | None:
+        """The one model for all, where the method has one."""
+        return None
+
+
+def average(models: Model, weights: Tensor) -> Model:
+    """sum_i weights_i model_i: parameters and statistics alike. models: [clients, ...]."""
+    averaged: Model = map_tree(lambda rows: weights.to(rows.dtype) @ rows, models)
+    return averaged
+
+
+def toward(old: Model, new: Model, beta: float) -> Model:
+    """(1 - beta) old + beta new for the parameters; statistics follow the new model.
+
+    With beta > 1 (aggregation momentum) the step overshoots, which a running variance must not.
+    """
+    return Model(old.theta + beta * (new.theta - old.theta) if beta != 1 else new.theta, new.stats)

@@ -1,0 +1,308 @@
+"""A federation: one pool of samples, and for each client three lists of indices into it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.core.splits import SPLITS, Division, SplitName, Table, check_unseen
+from descant.errors import UsageError
+
+if TYPE_CHECKING:
+    from descant.data.preprocess import Preprocess, Treatment
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """Samples of all clients, and who owns which.
+
+    `x` may be float, uint8 (bytes that stand for [0, 1]: they stay bytes until a batch is formed) or
+    another integer type (tokens, left alone). `y` holds class numbers (integers, with `classes` set)
+    or real targets. `truth` holds what is known about a synthetic federation, such as the true models.
+    The last `unseen` clients are held out: they are there to be evaluated, and never train.
+    """
+
+    x: Tensor
+    y: Tensor
+    train: Table
+    validation: Table
+    test: Table
+    classes: int | None
+    names: tuple[str, ...]
+    truth: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    origin: Mapping[str, Any] | None = None  # the [data] section that makes this federation again
+    unseen: int = 0
+    notes: tuple[str, ...] = ()  # what was left out when it was made, and what to know of it, one line each
+    source: str | None = None  # the fingerprint of the samples, where x is no longer what was loaded
+    treatment: Treatment | None = None  # how x was scaled and completed, where it was
+    class_names: tuple[str, ...] | None = None  # what the classes are called, where that is known
+    column_names: tuple[str, ...] | None = None  # likewise the features of a table
+
+    elsewhere: ClassVar[bool] = False  # whether rows, and the clients' states, are on machines of their own
+
+    def __post_init__(self) -> None:
+        if not len(self.train):
+            raise UsageError("the federation has zero clients: give it at least one")
+        for name in ("validation", "test", "names"):
+            if len(getattr(self, name)) != len(self.train):
+                raise UsageError(f"the federation has {len(self.train)} clients with training rows, "
+                                 f"but {len(getattr(self, name))} in `{name}`")
+        for client in np.flatnonzero(self.train.sizes == 0)[:1]:
+            raise UsageError(f"client {self.names[client]!r} has no training data: give it some, "
+                             "or leave it out of the federation")
+        for name, count in Counter(self.names).items():
+            if count > 1 or not name.isprintable():
+                why = "is the name of two clients" if count > 1 else "has characters that cannot be printed"
+                raise UsageError(f"{name!r} {why}: give the clients other names")
+        rows = np.concatenate([self.split(split).indices for split in SPLITS])
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(self.x)):
+            raise UsageError(f"the index tables name rows {rows.min()}..{rows.max()}, but x has "
+                             f"{len(self.x)} rows")
+        if (twice := np.flatnonzero(np.bincount(rows) > 1)).size:
+            raise UsageError(f"row {twice[0]} is in two lists of the index tables: each row belongs to one "
+                             "client, in one split")
+        check_unseen(self.unseen, len(self.train))
+        if self.classes is not None and len(self.y):
+            low, high = int(self.y.min()), int(self.y.max())
+            if low < 0 or high >= self.classes:
+                raise UsageError(f"labels lie in {low}..{high}, outside the range 0..{self.classes - 1} "
+                                 f"of classes = {self.classes}")
+        columns = self.x.shape[1] if self.x.dim() == 2 else None
+        for what, own, names in (("classes", self.classes, self.class_names),
+                                 ("columns", columns, self.column_names)):
+            if names is not None and own is not None and len(names) != own:
+                raise UsageError(f"there are {len(names)} names for {own} {what}: give one for each")
+
+    @property
+    def population(self) -> int:
+        """How many clients take part: clients 0..population-1."""
+        return len(self.train) - self.unseen
+
+    @property
+    def everyone(self) -> int:
+        """How many clients there are with the unseen ones, which come last."""
+        return len(self.train)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Each client's share of the training rows of those who take part."""
+        sizes = self.train.sizes[: self.population]
+        return np.asarray(sizes / sizes.sum())
+
+    def split(self, name: SplitName) -> Table:
+        table: Table = getattr(self, name)
+        return table
+
+    def to(self, dtype: torch.dtype) -> Federation:
+        """The same federation with real numbers in `dtype` (bytes, tokens and labels stay)."""
+        x, y = (t.to(dtype) if t.is_floating_point() else t for t in (self.x, self.y))
+        if x is self.x and y is self.y:
+            return self
+        return dataclasses.replace(self, x=x, y=y, source=self.source_fingerprint())
+
+    def fingerprint(self) -> str:
+        """A hash of the clients, their samples and their splits."""
+        digest = hashlib.sha256(repr((self.classes, self.names, self.unseen)).encode())
+        _update(digest, self.x, self.y)
+        for table in (self.train, self.validation, self.test):
+            digest.update(table.offsets.data)
+            digest.update(table.indices.data)
+        return digest.hexdigest()[:16]
+
+    def pool_fingerprint(self) -> str:
+        """A hash of the clients and of the rows that each of them has, whatever the split: that of several
+        splits of one federation is the same."""
+        digest = hashlib.sha256(repr((self.classes, self.names, self.unseen)).encode())
+        digest.update(self.source_fingerprint().encode())
+        division = Division(self.train, self.validation, self.test, self.names, self.unseen)
+        digest.update(division.client_of_rows(len(self.x)).astype(np.int64).data)
+        return digest.hexdigest()[:16]
+
+    def source_fingerprint(self) -> str:
+        """A hash of the samples as they were loaded: before partitions, scaling or `to` changed them."""
+        return self.source or fingerprint_of(self.x, self.y)
+
+    def save_partition(self, path: str | Path) -> None:
+        """Write who owns which rows, in which split, to a file such as `partition.npz`.
+
+        `Federation.from_arrays(x, y, partition=path)`, or `partition_file` in the [data] section, makes
+        the same division of the same data again, and refuses other data.
+        """
+        division = Division(self.train, self.validation, self.test, self.names, self.unseen)
+        division.write(path, self.source_fingerprint())
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        client: Any = None,
+        *,
+        group: Any = None,
+        partition: str | Path | None = None,
+        test: float = 0.25,
+        validation: float = 0.2,
+        unseen: int = 0,
+        classes: int | None = None,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
+        column_names: Sequence[str] | None = None,
+        scale: Literal["none", "client", "constants"] = "none",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        impute: Literal["none", "client", "constants"] = "none",
+        fill: Sequence[float] | None = None,
+    ) -> Federation:
+        """A federation from samples `x`, targets `y` and, per sample, the id of its client.
+
+        Ids may be numbers or text; clients are numbered in sorted order. Samples whose id is -1 (a
+        number) belong to nobody. `names` overrides the names that ids would give. Each client's rows
+        are split into test, then validation (a share of the rest), then training, stratified by class;
+        rows of one `group` stay in one split. Clients that cannot have a training and a test row are
+        left out (see `notes`). `unseen` clients, chosen by the seed, come last and never train.
+        Whole numbers in `y` are classes. Where they do not run from 0 without gaps, and no `classes` say
+        that they should, the classes are the distinct labels, called by them. `class_names` and
+        `column_names` are what classes and features are called in tables and pictures.
+        In place of `client`, `partition` names a file that `save_partition` wrote.
+
+        `scale` and `impute` are described in `descant.data.preprocess`.
+        """
+        from descant.data.labels import as_classes  # which belong to the data, and these to the pool
+        from descant.data.notes import about_labels
+        from descant.data.preprocess import Preprocess
+
+        xt, yt = _as_tensor(x, "x"), _as_tensor(y, "y")
+        labels = None
+        if not yt.is_floating_point():
+            yt = yt.long()
+            if classes is None:
+                numbers, labels = as_classes(yt.numpy())
+                yt, class_names = torch.from_numpy(numbers), class_names or labels
+                classes = int(yt.max()) + 1 if len(yt) else 1
+        if classes is not None and not isinstance(classes, int | np.integer):
+            raise UsageError(f"classes must be a whole number, not {classes!r}")
+        preprocess = Preprocess(scale=scale, mean=None if mean is None else tuple(mean),
+                                std=None if std is None else tuple(std), impute=impute,
+                                fill=None if fill is None else tuple(fill))
+        if partition is not None:
+            if client is not None or names is not None or group is not None or unseen:
+                raise UsageError("the partition says which client, name and split each row has, and who is "
+                                 "unseen: leave out client, names, group and unseen")
+            division = Division.read(partition, fingerprint_of(xt, yt))
+            made = cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
+            return dataclasses.replace(made, notes=about_labels(labels) + made.notes)
+        if client is None:
+            raise UsageError("client is missing: give the id of each sample's client, or a saved partition")
+        ids, groups = _as_ids(client, "client"), None if group is None else _as_ids(group, "group")
+        if not len(xt) == len(yt) == len(ids):
+            raise UsageError(f"x has {len(xt)} rows, y {len(yt)} and client {len(ids)}: "
+                             "they must describe the same samples")
+        if groups is not None and len(groups) != len(ids):
+            raise UsageError(f"group has {len(groups)} rows, but x has {len(ids)}: give each sample one")
+        division = Division.of(
+            ids, labels=yt.numpy() if classes is not None and yt.dim() == 1 else None, group=groups,
+            test=test, validation=validation, seed=seed, unseen=unseen, names=names)
+        made = cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
+        return dataclasses.replace(made, notes=about_labels(labels) + made.notes)
+
+    @classmethod
+    def divided(
+        cls, x: Tensor, y: Tensor, division: Division, classes: int | None, preprocess: Preprocess,
+        source: str | None = None, class_names: Sequence[str] | None = None,
+        column_names: Sequence[str] | None = None,
+    ) -> Federation:
+        """The federation of a division; `source` as in the fields."""
+        from descant.data.notes import observed
+
+        preprocess.check(x)
+        if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+            row = int(torch.nonzero(~torch.isfinite(y).reshape(len(y), -1).all(1))[0])
+            raise UsageError(f"y has a missing or infinite value in row {row}: leave the row out")
+        treatment = None
+        notes = observed(x, y, division, column_names, preprocess.scale != "none")
+        if preprocess.changes:
+            source = source or fingerprint_of(x, y)
+            x, treatment = preprocess.apply(x, division.train, division.validation, division.test)
+        return cls(x, y, division.train, division.validation, division.test, classes, division.names,
+                   unseen=division.unseen, notes=division.notes + notes, source=source, treatment=treatment,
+                   class_names=None if class_names is None else tuple(class_names),
+                   column_names=None if column_names is None else tuple(column_names))
+
+    @classmethod
+    def from_datasets(cls, datasets: Mapping[str, Any] | Sequence[Any], **options: Any) -> Federation:
+        """A federation from one dataset per client: a pair (x, y), or anything with `len` and `[k]`
+        that yields (x, y), such as a `torch.utils.data.Dataset`. Options as in `from_arrays`."""
+        if not isinstance(datasets, Mapping):
+            datasets = {str(k): dataset for k, dataset in enumerate(datasets)}
+        if not datasets:
+            raise UsageError("the federation has zero clients: give it at least one")
+        for name, dataset in datasets.items():
+            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+                raise UsageError(f"the dataset of client {name!r} is a {type(dataset).__name__}: give a pair "
+                                 "(x, y), or something with a length and items")
+            n_x, n_y = map(len, dataset) if _is_pair(dataset) else (len(dataset),) * 2
+            if n_x != n_y:
+                raise UsageError(f"client {name!r} has {n_x} samples x but {n_y} targets y")
+            if not n_x:
+                raise UsageError(f"client {name!r} has no training data: give it some, "
+                                 "or leave it out of the federation")
+        pairs = [_as_pair(dataset) for dataset in datasets.values()]
+        for part, name in enumerate(("samples", "targets")):
+            shapes = {tuple(pair[part].shape[1:]) for pair in pairs}
+            if len(shapes) > 1:
+                raise UsageError(f"the clients' {name} have different shapes: {sorted(shapes)}")
+        client = np.repeat(np.arange(len(pairs)), [len(x) for x, _ in pairs])
+        x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
+        return cls.from_arrays(x, y, client, names=list(datasets), **options)
+
+
+def fingerprint_of(x: Tensor, y: Tensor) -> str:
+    """A hash of samples and targets."""
+    digest = hashlib.sha256()
+    _update(digest, x, y)
+    return digest.hexdigest()[:16]
+
+
+def _update(digest: Any, *tensors: Tensor) -> None:
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().data)
+
+
+def _as_tensor(values: Any, name: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name} must be an array of numbers: {error}") from None
+    if not tensor.dim():
+        raise UsageError(f"{name} must be an array with one row per sample, not {values!r}")
+    return tensor
+
+
+def _as_ids(values: Any, name: str) -> np.ndarray:
+    """Numbers or text that say whose each row is."""
+    ids = np.asarray(values)
+    missing = ids.dtype.kind == "f" and bool(np.isnan(ids).any())
+    if ids.ndim != 1 or ids.dtype.kind not in "biufUS" or missing:
+        raise UsageError(f"{name} must hold one id (a number or a text) for each sample, and none missing")
+    return ids
+
+
+def _is_pair(dataset: Any) -> bool:
+    return isinstance(dataset, tuple) and len(dataset) == 2
+
+
+def _as_pair(dataset: Any) -> tuple[Tensor, Tensor]:
+    if _is_pair(dataset):
+        return _as_tensor(dataset[0], "x"), _as_tensor(dataset[1], "y")
+    xs, ys = zip(*(dataset[k] for k in range(len(dataset))), strict=True)
+    return (torch.stack([torch.as_tensor(x) for x in xs]),
+            torch.stack([torch.as_tensor(y) for y in ys]))

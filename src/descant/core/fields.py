@@ -1,0 +1,233 @@
+"""Hyper-parameters as dataclass fields that know their meaning and their range.
+
+Everything a user can set (algorithms, solvers, partitions, datasets, models, the sections of an
+experiment) is a frozen dataclass whose fields are made by `hyper`. Three things follow, written
+once: values are checked when the object is made, a table from TOML becomes the object (`parse`) and
+back (`dump`), and `descant show` can print each field with its default and its meaning (`describe`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import numbers
+import operator
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from descant.core.ranges import Range
+from descant.errors import UsageError, unknown
+
+T = TypeVar("T")
+
+
+def hyper(
+    default: Any,
+    doc: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    search: Range | None = None,
+    derived: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A field with a default, a meaning, and bounds: `ge` (value >= ge), `gt`, `le`, `lt`. `search` is
+    where tuning looks for a better value; a field without it is not tuned. A field that is absent (None) may
+    be `derived` from the others of the object, once these are checked; from then on it has that value."""
+    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}, "search": search,
+                "derived": derived}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Checked:
+    """Base of dataclasses whose fields are checked when the object is made."""
+
+    def __post_init__(self) -> None:
+        hints = _hints(type(self))
+        absent = [field for field in dataclasses.fields(self)  # type: ignore[arg-type]
+                  if field.metadata.get("derived") is not None and getattr(self, field.name) is None]
+        for field in (*(f for f in dataclasses.fields(self) if f not in absent), *absent):  # type: ignore[arg-type]
+            path = f"{_title(type(self))}.{field.name}"
+            if field in absent:
+                object.__setattr__(self, field.name, field.metadata["derived"](self))
+            value = coerce(getattr(self, field.name), hints[field.name], path)
+            object.__setattr__(self, field.name, value)
+            _check_bounds(value, field.metadata.get("bounds", {}), path)
+
+
+class FieldInfo(NamedTuple):
+    name: str
+    type: str
+    default: Any
+    doc: str
+    search: Range | None  # where tuning looks for a better value
+
+
+def describe(cls: type) -> list[FieldInfo]:
+    """Name, type, default, meaning and range of every field of a dataclass, in order."""
+    hints = _hints(cls)
+    return [
+        FieldInfo(f.name, type_name(hints[f.name]), f.default, f.metadata.get("doc", ""),
+                  f.metadata.get("search"))
+        for f in dataclasses.fields(cls)
+    ]
+
+
+def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
+    """The object of dataclass `cls` that a TOML table describes; `where` names it in errors."""
+    hints = _hints(cls)
+    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            raise unknown(f"{where} field", key, known)
+    defaults = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values = {key: coerce(_completed(value, defaults[key]), hints[key], f"{where}.{key}")
+              for key, value in table.items()}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in values:  # told by the name it has in the file
+            _check_bounds(values[field.name], field.metadata.get("bounds", {}), f"{where}.{field.name}")
+    return cls(**values)
+
+
+def _completed(value: Any, default: Any) -> Any:
+    """A table without a name changes some fields of the default: `solver.lr = 0.1` does not change the
+    optimizer."""
+    if not isinstance(value, Mapping) or "name" in value or not dataclasses.is_dataclass(default):
+        return value
+    return {**dump(default), **value} if _is_named(type(default)) else value
+
+
+def dump(value: Any) -> Any:
+    """The plain TOML value of an object: a table for a dataclass, without its absent fields."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind: Any = type(value)
+        name = {"name": kind.name} if _is_named(kind) else {}
+        items = ((f.name, dump(getattr(value, f.name))) for f in dataclasses.fields(value))
+        return name | {key: item for key, item in items if item is not None}
+    if isinstance(value, list | tuple):
+        return [dump(item) for item in value]
+    return value
+
+
+def foreign(cls: type, table: Mapping[str, Any]) -> str | None:
+    """The field whose dumped value was an object of a user's class, which no table makes again: one that
+    takes any object of some base class, with a name that is none of the named ones'."""
+    for field, hint in _hints(cls).items():
+        options = _options(hint)
+        value = table.get(field)
+        known = {_title(option) for option in options if dataclasses.is_dataclass(option)}
+        if any(inspect.isabstract(option) for option in options) and isinstance(value, Mapping) \
+                and value.get("name") not in known:
+            return field
+    return None
+
+
+def coerce(value: Any, hint: Any, path: str) -> Any:
+    """`value` as the type `hint`, or a UsageError that names the field."""
+    options = _options(hint)
+    for option in options:
+        found, result = _fit(value, option, path)
+        if found:
+            return result
+    tables = [option for option in options if dataclasses.is_dataclass(option)]
+    if tables and isinstance(value, Mapping):
+        raise unknown(f"{path}.name", value.get("name"), [_title(option) for option in tables])
+    if all(get_origin(option) is Literal for option in options):
+        raise unknown(path, value, [str(a) for option in options for a in get_args(option)])
+    raise UsageError(f"{path} must be {type_name(hint)}, not {value!r}")
+
+
+def _fit(value: Any, option: Any, path: str) -> tuple[bool, Any]:
+    """Whether `value` fits one alternative of a type, and what it becomes."""
+    if get_origin(option) is Literal:
+        return value in get_args(option) and not isinstance(value, bool), value
+    if get_origin(option) is tuple and isinstance(value, list | tuple):
+        item = get_args(option)[0]
+        return True, tuple(coerce(v, item, f"{path}[{k}]") for k, v in enumerate(value))
+    if dataclasses.is_dataclass(option) and isinstance(option, type):
+        if isinstance(value, option):
+            return True, value
+        if not isinstance(value, Mapping):
+            return False, value
+        if not _is_named(option):
+            return True, parse(option, value, path)
+        named: Any = option
+        if value.get("name", named.name) == named.name:
+            rest = {k: v for k, v in value.items() if k != "name"}
+            return True, parse(option, rest, path)
+        return False, value
+    if option in (float, int):  # numpy's numbers are numbers too; True is none
+        kind: Any = numbers.Real if option is float else numbers.Integral
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        return is_number, option(value) if is_number else value
+    return isinstance(option, type) and isinstance(value, option), value
+
+
+def type_name(hint: Any) -> str:
+    """How a type is written for people: `int or "full"`."""
+    words = []
+    for option in _options(hint):
+        if get_origin(option) is Literal:
+            words += [f'"{a}"' if isinstance(a, str) else str(a) for a in get_args(option)]
+        elif get_origin(option) is tuple:
+            words.append(f"list of {type_name(get_args(option)[0])}")
+        elif option is type(None):
+            words.append("absent")
+        elif dataclasses.is_dataclass(option):
+            words.append(f"{{ {_title(option)} }}")
+        else:
+            words.append({float: "number", int: "integer", str: "text", bool: "true or false"}.get(
+                option, getattr(option, "__name__", str(option))))
+    return " or ".join(words)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    return _cached_hints(cls)
+
+
+@functools.cache
+def _cached_hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _is_named(cls: Any) -> bool:
+    """Whether the class is one of several told apart by a `name` that is not a field."""
+    return isinstance(getattr(cls, "name", None), str) and "name" not in {
+        f.name for f in dataclasses.fields(cls)}
+
+
+def _title(cls: Any) -> str:
+    title = getattr(cls, "name", None)
+    return title if isinstance(title, str) else str(cls.__name__).lower()
+
+
+def _check_bounds(value: Any, bounds: Mapping[str, float], path: str) -> None:
+    if isinstance(value, tuple):
+        for k, item in enumerate(value):
+            _check_bounds(item, bounds, f"{path}[{k}]")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if not math.isfinite(value):
+        raise UsageError(f"{path} must be a finite number, not {value}")
+    for kind, bound in bounds.items():
+        holds, words = _RULES[kind]
+        if not holds(value, bound):
+            raise UsageError(f"{path} must be {words} {bound:g}, not {value:g}")
+
+
+_RULES = {
+    "ge": (operator.ge, "at least"),
+    "gt": (operator.gt, "greater than"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "less than"),
+}

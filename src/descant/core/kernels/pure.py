@@ -1,0 +1,151 @@
+"""A module as a function: of a model, samples, which rows count and a random key, and of nothing else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+
+from descant.core.kernels.calls import Calls
+from descant.core.kernels.chain import Chain
+from descant.core.kernels.layers import rewire
+from descant.core.kernels.lift import is_transformed
+from descant.core.vector import Layout, Model, cast
+from descant.errors import UsageError, first_line
+
+
+class Habits(NamedTuple):
+    """What a module does in a pass besides computing outputs. `trial.py` finds out."""
+
+    known: bool = False  # whether it was tried
+    calls: bool = True  # calls functions of torch that must be answered in torch's place
+    draws_itself: bool = False  # draws from torch's generator all the same
+    writes_x: bool = False  # changes the samples that it is given
+    remembers: bool = False  # leaves things behind in its attributes, which it does not need
+
+
+class Pure:
+    """A private copy of a module. Nothing that a call does to it outlives the call: statistics come back, and
+    whatever else is found changed is an error."""
+
+    def __init__(self, module: nn.Module, layout: Layout, dtype: torch.dtype, *, train: bool,
+                 habits: Habits = Habits()) -> None:  # noqa: B008 - a constant
+        self.module = copied(module, dtype).train(train)
+        self.layout = layout
+        self.habits = habits
+        self.chain = Chain.of(self.module, layout)  # before layers are given another forward pass
+        self.context = rewire(self.module)
+        self._answers = train and habits.calls and self.chain is None
+        # a pass writes into copies of these
+        self._written = [s for s in layout.statistics if train and s.name not in self.context.kept]
+        self._counters = [name for name, _ in self.module.named_buffers()
+                          if train and is_counter(self.module, name) and not self._is_kept(name)]
+        self._constants = _constants(self.module, layout)
+
+    def _is_kept(self, counter: str) -> bool:
+        return counter.replace("num_batches_tracked", "running_mean") in self.context.kept
+
+    def to(self, device: torch.device) -> None:
+        self.module.to(device)
+        self._constants = _constants(self.module, self.layout)
+
+    def __call__(self, model: Model, x: Tensor, weight: Tensor | None = None, key: Tensor | None = None
+                 ) -> tuple[Any, Tensor]:
+        """What the module gives, and the statistics after the pass."""
+        habits, given = self.habits, self.layout.views(model)
+        for s in self._written:
+            # made of x, so that under vmap it is each client's own
+            given[s.name] = x.new_zeros(s.shape, dtype=model.stats.dtype).copy_(given[s.name])
+        for name in self._counters:
+            given[name] = x.new_zeros((), dtype=torch.int64)
+        if habits.writes_x:
+            x = x.clone()
+        with self.context.of_pass(weight, key, self.layout.running(model.stats)) as context, \
+             Calls(context) if self._answers else nullcontext(), \
+             _seeded(key) if habits.draws_itself and key is not None else nullcontext(), \
+             _forgotten(self.module) if habits.remembers else nullcontext():
+            outputs = functional_call(self.module, given, (x,))
+            told = context.stats
+        if habits.known:
+            self._require_constants()
+        if not self.layout.statistics:
+            return outputs, model.stats
+        told |= {s.name: given[s.name] for s in self._written}
+        return outputs, torch.cat([told[s.name].flatten() for s in self.layout.statistics])
+
+    def _require_constants(self) -> None:
+        """Refuse a write that was not seen when the module was tried: the next client would find it."""
+        for constant in self._constants:
+            if constant.owner._buffers[constant.key] is not constant.tensor or (
+                    constant.tensor._version != constant.version):
+                self._constants = _constants(self.module, self.layout)
+                raise UsageError(f"the forward pass wrote the buffer {constant.name!r} of the model, which "
+                                 "it did not do when it was tried: write it in every training pass, or never")
+
+
+class _Constant(NamedTuple):
+    name: str
+    owner: nn.Module
+    key: str
+    tensor: Tensor
+    version: int
+
+
+def _constants(module: nn.Module, layout: Layout) -> list[_Constant]:
+    """The buffers that no pass may write."""
+    statistics = {s.name for s in layout.statistics}
+    found = []
+    for name, tensor in module.named_buffers():
+        if name not in statistics and not is_counter(module, name):
+            path, _, key = name.rpartition(".")
+            found.append(_Constant(name, module.get_submodule(path), key, tensor, tensor._version))
+    return found
+
+
+def is_counter(module: nn.Module, name: str) -> bool:
+    """Whether a buffer counts the batches of a normalisation, which with a momentum nobody reads."""
+    path, _, key = name.rpartition(".")
+    owner = module.get_submodule(path)
+    return key == "num_batches_tracked" and isinstance(owner, _NormBase) and owner.momentum is not None
+
+
+def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """A copy of a module, in some precision."""
+    try:
+        made = copy.deepcopy(module)
+    except Exception as error:
+        why = first_line(error).split(". ")[0]
+        raise UsageError(f"the model {type(module).__name__} cannot be copied ({why}): keep no "
+                         "results of a forward pass in its attributes; of weight_norm and spectral_norm use "
+                         "those in torch.nn.utils.parametrizations") from None
+    return made if dtype is None else cast(made, dtype)
+
+
+@contextmanager
+def _seeded(key: Tensor) -> Iterator[None]:
+    """Let torch's own generator begin anew from a key, so that what is drawn depends on nothing else. Under
+    vmap there is no such thing; torch refuses to draw there."""
+    if is_transformed(key):
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(key))
+        yield
+
+
+@contextmanager
+def _forgotten(module: nn.Module) -> Iterator[None]:
+    """Put all attributes back as they were."""
+    before = [(each, dict(vars(each))) for each in module.modules()]
+    try:
+        yield
+    finally:
+        for each, attributes in before:
+            vars(each).clear()
+            vars(each).update(attributes)

@@ -1,0 +1,251 @@
+"""What lies beside a model: `model.json`, which says what the tensors in `model.safetensors` are, and how
+rows must be treated before they come to them.
+
+One writer and one reader: for models that are taken out of a run, and for those that clients of a real
+federation make on their own machines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from descant._version import __version__
+from descant.core import fields
+from descant.core.federation import Federation
+from descant.core.files import write_atomic
+from descant.core.splits import Table
+from descant.core.task import ModuleTask
+from descant.data.schema import Schema
+from descant.data.spec import DataSpec
+from descant.errors import DescantError, UsageError
+from descant.experiment.run import Setup, Which
+from descant.models import Facts
+
+FORMAT = 1
+_BREAK = r"\n\s*"
+TENSORS, ABOUT = "model.safetensors", "model.json"
+Tensors: TypeAlias = Literal["state_dict", "parts"]  # of one module; or what a method predicts with instead
+
+
+class Input(NamedTuple):
+    """The rows that come to a model, as they are in the data."""
+
+    shape: tuple[int, ...]  # of one row
+    dtype: str  # uint8 stands for [0, 1]; other integers are tokens
+    tokens: int | None  # which lie below this
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    @property
+    def is_real(self) -> bool:
+        return self.torch_dtype.is_floating_point
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """All that model.json says."""
+
+    client: str | None  # None: the model for all
+    newcomer: bool  # made by the method's rule for those who never took part
+    round: int  # after which of the run
+    which: Which  # as it was asked for; `notes` say if there was no best one
+    algorithm: dict[str, Any]
+    tensors: Tensors
+    model: dict[str, Any] | None  # the [model] section; None for a module that Python made
+    loss: str | None
+    dtype: str  # of the parameters
+    seed: int  # of the module's initial parameters, which matters for what a state_dict does not hold
+    input: Input
+    outputs: int  # numbers for each row
+    classes: tuple[str, ...] | None  # their names; None where the target is a real number
+    preprocess: dict[str, list[float]] | None  # for each column; None: every client has its own numbers
+    schema: Schema | None
+    notes: tuple[str, ...] = ()
+    files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    descant: str = __version__
+    format: int = FORMAT
+
+    @classmethod
+    def of(cls, setup: Setup, client: int | None, *, name: str | None, newcomer: bool, number: int,
+           which: Which, notes: tuple[str, ...] = (), tensors: Tensors = "state_dict",
+           fitted: Federation | None = None) -> Manifest:
+        """The manifest of what one client of a run predicts with (None: of the model for all). `fitted` is
+        what the network was made for, where it is not the federation of the setup."""
+        federation, task = setup.federation, setup.task
+        section = _data_section(setup)
+        schema = None if section is None or "schema" not in section else Schema.parse(section["schema"])
+        loss = task.loss_name if isinstance(task, ModuleTask) else None
+        facts = Facts.of(fitted or federation, loss)
+        constants, raw = _treatment(setup, client)
+        count = task.classes if isinstance(task, ModuleTask) else federation.classes
+        names = None if count is None else tuple(str(k) for k in range(count))
+        known = (fitted or federation).class_names if schema is None else schema.classes
+        if names is not None and known is not None and len(known) == len(names):
+            names = known
+        return cls(
+            client=name, newcomer=newcomer, round=number, which=which, notes=notes, tensors=tensors,
+            algorithm=fields.dump(setup.algorithm),
+            model=setup.model if setup.origin is None else dict(setup.origin["model"]), loss=loss,
+            dtype=_name(task.dtype), seed=setup.train.seed,
+            input=Input(facts.shape, _name(raw), facts.tokens), outputs=facts.outputs,
+            classes=names, preprocess=constants, schema=schema)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    @property
+    def facts(self) -> Facts:
+        """What the network is fitted to."""
+        return Facts(self.input.shape, self.outputs, self.input.tokens)
+
+    def dump(self) -> dict[str, Any]:
+        table = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        table |= {"input": self.input._asdict(),
+                  "schema": None if self.schema is None else json.loads(self.schema.to_json())}
+        first = ("descant", "format")
+        return {name: table[name] for name in (*first, *(name for name in table if name not in first))}
+
+    @classmethod
+    def parse(cls, table: Any) -> Manifest:
+        """The manifest that `dump` wrote; ValueError, KeyError or TypeError if it is none."""
+        if not isinstance(table, dict):
+            raise TypeError("it is no table")
+        if table.get("format") != FORMAT:
+            raise ValueError(f"its format is {table.get('format')!r}, and this version of descant reads "
+                             f"{FORMAT}")
+        own = {field.name: table[field.name] for field in dataclasses.fields(cls)}
+        for name, kind in _KINDS.items():
+            if not isinstance(own[name], kind) or (kind is int and isinstance(own[name], bool)):
+                raise TypeError(f"{name} is {own[name]!r:.60}")
+        given = own["input"]
+        own["input"] = Input(tuple(int(side) for side in given["shape"]), given["dtype"], given["tokens"])
+        for name in (own["dtype"], own["input"].dtype):
+            if not isinstance(getattr(torch, str(name), None), torch.dtype):
+                raise ValueError(f"{name!r:.40} is no type of numbers")
+        if not getattr(torch, own["dtype"]).is_floating_point:
+            raise ValueError(f"a model of {own['dtype']} is none")
+        own["classes"] = None if own["classes"] is None else tuple(map(str, own["classes"]))
+        own["notes"] = tuple(map(str, own["notes"]))
+        own["schema"] = None if own["schema"] is None else Schema.from_json(json.dumps(own["schema"]))
+        for name, values in (own["preprocess"] or {}).items():
+            if name not in ("fill", "mean", "std") or not all(isinstance(v, int | float) for v in values):
+                raise ValueError(f"preprocess.{name} is {values!r:.60}")
+        return cls(**own)
+
+
+_KINDS: dict[str, Any] = {
+    "client": str | None, "newcomer": bool, "round": int, "which": str, "algorithm": dict, "tensors": str,
+    "model": dict | None, "loss": str | None, "dtype": str, "seed": int, "input": dict, "outputs": int,
+    "classes": list | None, "preprocess": dict | None, "notes": list, "files": dict, "descant": str,
+}
+
+
+def save_model(directory: Path, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
+    """Write both files. The manifest comes last: its hashes do not fit a model of before."""
+    plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    data = save(plain)
+    files = {TENSORS: {"sha256": hashlib.sha256(data).hexdigest()}, **manifest.files}
+    write_atomic(directory / TENSORS, data)
+    write_manifest(directory, dataclasses.replace(manifest, files=files))
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    text = json.dumps(manifest.dump(), indent=1)
+    # a list of numbers or names on one line; within text, JSON has no line breaks
+    text = re.sub(r"\[\n\s*([^][{}]*?)\n\s*\]", lambda found: f"[{re.sub(_BREAK, ' ', found[1])}]", text)
+    write_atomic(directory / ABOUT, (text + "\n").encode())
+
+
+def find_model(place: Path) -> Path:
+    """The directory of the model that a user names: itself, or by one of the two files."""
+    directory = place.parent if place.name in (TENSORS, ABOUT) else place
+    if (directory / ABOUT).is_file():
+        return directory
+    if not place.exists():
+        raise UsageError(f"there is no {place}: name a directory with {ABOUT} and {TENSORS}")
+    inner = sorted(path.parent for path in directory.glob(f"*/{ABOUT}")) if directory.is_dir() else []
+    if inner:
+        raise UsageError(f"{place} holds {len(inner)} models: name one, such as {inner[0]}")
+    raise UsageError(f"{place} holds no model: {directory / ABOUT} is missing")
+
+
+def read_manifest(place: Path) -> Manifest:
+    """The manifest of a model, checked."""
+    path = find_model(place) / ABOUT
+    try:
+        return Manifest.parse(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise DescantError(f"{path} is damaged or not a model's manifest ({reason}): export the model again"
+                           ) from None
+
+
+def read_tensors(place: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """The tensors of a model, if they are those that the manifest is about."""
+    path = find_model(place) / TENSORS
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise DescantError(f"{path} is missing: export the model again, or restore it from a copy") from None
+    except OSError as error:
+        raise DescantError(f"cannot read {path}: {error.strerror or error}") from None
+    about = manifest.files.get(TENSORS)
+    known = about.get("sha256") if isinstance(about, Mapping) else None
+    if hashlib.sha256(data).hexdigest() != known:
+        raise DescantError(f"{path} is not the file that {path.with_name(ABOUT)} describes (its hash is "
+                           "another): it is damaged, or of another model; export the model again")
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise DescantError(f"{path} is damaged ({error}): export the model again") from None
+
+
+def _data_section(setup: Setup) -> Mapping[str, Any] | None:
+    """The [data] section that a run's federation comes from, where it is known."""
+    return setup.origin["data"] if setup.origin is not None else setup.federation.origin
+
+
+def data_spec(setup: Setup) -> DataSpec | None:
+    section = _data_section(setup)
+    return None if section is None else DataSpec.parse(section)
+
+
+def _treatment(setup: Setup, client: int | None) -> tuple[dict[str, list[float]] | None, torch.dtype]:
+    """What is done to the rows of a client (None: of anybody), and of which type they are before."""
+    federation = setup.federation
+    treatment, raw = federation.treatment, federation.x.dtype
+    spec = data_spec(setup) if federation.elsewhere and client is None else None
+    if spec is not None and spec.preprocess.changes:  # nobody's rows are here, but constants would be known
+        if "client" in (spec.preprocess.scale, spec.preprocess.impute):
+            return None, raw
+        first, nothing = Table.of([np.zeros(1)]), Table.of([np.zeros(0)])
+        _, treatment = spec.preprocess.apply(federation.x, first, nothing, nothing)
+    if treatment is None:
+        return {}, raw
+    parts = [part for part in (treatment.fill, treatment.mean, treatment.std) if part is not None]
+    if client is None and not all(bool((part == part[0]).all()) for part in parts):
+        return None, raw
+    return treatment.constants(client or 0), treatment.dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

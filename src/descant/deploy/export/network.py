@@ -1,0 +1,121 @@
+"""A model's module made again from its files, and the same with the treatment of rows in front of it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from descant.core import random
+from descant.core.import_object import require_permitted
+from descant.core.permit import Allowed, Permit, opened
+from descant.core.vector import cast
+from descant.deploy.export.manifest import Manifest, read_manifest, read_tensors
+from descant.errors import DescantError, UsageError
+from descant.models import ModelSpec, NetworkSpec
+
+
+class OnRows(nn.Module):
+    """A network that takes rows as they are in the data: what is missing is replaced, numbers are scaled,
+    bytes become numbers in [0, 1]. It is exported whole, with the numbers for that in it."""
+
+    def __init__(self, network: nn.Module, manifest: Manifest) -> None:
+        super().__init__()
+        self.network = network
+        self._dtype, self._bytes = manifest.torch_dtype, manifest.input.dtype == "uint8"
+        self._real = manifest.input.is_real
+        sides = len(manifest.input.shape)
+        for name in ("fill", "mean", "std"):
+            values = (manifest.preprocess or {}).get(name)
+            # as wide as a sample is deep, since a column is its first dimension
+            column = None if values is None else torch.tensor(
+                values, dtype=torch.float64).to(manifest.input.torch_dtype).view([-1, *[1] * (sides - 1)])
+            self.register_buffer(name, column)
+
+    fill: Tensor | None
+    mean: Tensor | None
+    std: Tensor | None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The outputs for rows [n, ...]."""
+        if self._bytes:
+            rows = rows.to(self._dtype) * (1 / 255)
+        if self.fill is not None:
+            rows = torch.where(rows.isnan(), self.fill, rows)
+        if self.mean is not None and self.std is not None:
+            rows = (rows - self.mean) / self.std
+        out: Tensor = self.network(rows.to(self._dtype) if self._real else rows)
+        return out
+
+    def single(self) -> OnRows:
+        """The same in single precision, as far as the network goes."""
+        if self._dtype == torch.float32:
+            return self
+        made = copy.deepcopy(self)
+        cast(made.network, torch.float32)
+        made._dtype = torch.float32
+        return made
+
+    def undone(self, x: Tensor) -> Tensor:
+        """Rows that become about these samples."""
+        if self.mean is None or self.std is None:
+            return x.to(self.fill.dtype) if self.fill is not None else x
+        return x.to(self.mean.dtype) * self.std + self.mean
+
+
+def load_model(place: str | Path, module: nn.Module | None = None, *, on_rows: bool = False,
+               allow: Allowed = ()) -> nn.Module:
+    """A model's module, ready to predict. It takes samples as they are in a run: scaled, nothing missing;
+    with `on_rows`, rows as they are in the data.
+
+    A model of descant's is made again, and so is one that is named "package.module:function", if its package
+    is in `allow` or in the user's settings: to make it is to run its code. One that was a Python object must
+    be given as `module`; it is copied.
+    """
+    place = Path(place)
+    manifest = read_manifest(place)
+    network = rebuilt(manifest, read_tensors(place, manifest), module, f"{place}: ", allow)
+    if not on_rows:
+        return network
+    require_treatment(manifest, place)
+    return OnRows(network, manifest).eval()
+
+
+def require_treatment(manifest: Manifest, place: Path) -> None:
+    """Refuse rows for a model that does not say what to do with them."""
+    if manifest.preprocess is None:
+        raise UsageError(f"{place}: the rows that this model learned from were scaled or completed by every "
+                         "client's own numbers, so the model for all has none for yours: use a client's own "
+                         "model, or make one for your rows with `descant personalize`")
+
+
+def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | None, where: str,
+            allow: Allowed) -> nn.Module:
+    """The module of a manifest with these tensors; `where` begins the messages."""
+    if manifest.tensors != "state_dict":
+        raise UsageError(f"{where}this is not one module: {manifest.algorithm.get('name')} predicts with "
+                         "several parts, which are in the file under their names")
+    if module is None:
+        module = _made(manifest, where, opened(allow))
+    network = cast(copy.deepcopy(module), manifest.torch_dtype)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{where}the module does not have the tensors of this model: {reason}") from None
+    return network.eval()
+
+
+def _made(manifest: Manifest, where: str, permit: Permit) -> nn.Module:
+    if manifest.model is None:
+        raise UsageError(f"{where}the model was a Python object, which no file can hold: give it again, "
+                         "descant.deploy.export.load_model(DIR, module=...)")
+    require_permitted({"model": manifest.model}, permit, where)
+    spec = ModelSpec.parse(manifest.model, allow=permit).model
+    if not isinstance(spec, NetworkSpec):
+        raise DescantError(f"{where}the model {spec.name!r} is not a network")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random.key(manifest.seed, "init"))  # as in training
+        return spec.network(manifest.facts)

@@ -1,0 +1,142 @@
+"""A model for a client that was not there: by the method's own rule for newcomers, from its own rows.
+
+Beside it stands what the newcomer could have had without the method: the model for all, and training alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from descant.core.algorithm import Algorithm
+from descant.core.splits import SPLITS
+from descant.core.task import ModuleTask
+from descant.core.tree import take
+from descant.core.vector import Model
+from descant.data import tables
+from descant.data.labels import as_known
+from descant.data.spec import DataSpec
+from descant.deploy.export.alone import learned_alone
+from descant.deploy.export.export import Made, notes_on, samples_of
+from descant.deploy.export.manifest import Manifest, data_spec
+from descant.deploy.frame import Frame, Kind, Member
+from descant.deploy.site import Site, read_site
+from descant.engine.backends.base import one_thread
+from descant.engine.work import Job, to_score
+from descant.errors import DescantError, UsageError
+from descant.experiment.run import Run, Setup, Which
+
+
+class Newcomer(NamedTuple):
+    """A newcomer's model, and what it is worth on its own test rows."""
+
+    name: str
+    sizes: dict[str, int]  # rows of each split
+    figures: dict[str, dict[str, float | None]]  # of "personal", "alone" and, if there is one, "shared"
+    made: Made
+
+    @property
+    def module(self) -> nn.Module:
+        """It as an ordinary module."""
+        return self.made.module
+
+
+def personalized(run: Run, data: str | Path, name: str | None = None, which: Which = "best") -> Newcomer:
+    """The model that the method of a run gives to a client with these rows; without a name, the client is
+    called like its file."""
+    path = Path(data)
+    name = path.stem if name is None else name
+    setup, client = _with_newcomer(run, path, name)
+    number, server, store = run.snapshot(which)
+    algorithm = setup.algorithm
+    sizes = {str(split): int(setup.federation.split(split).sizes[client]) for split in SPLITS}
+    facts = run.round_of(np.zeros(1, np.int64), number)
+    facts = facts._replace(cohort=torch.tensor([client]),
+                           sizes=torch.tensor([sizes["train"]], dtype=facts.sizes.dtype))
+    message = algorithm.newcomer(server, facts)
+    shared = algorithm.global_model(server)
+    work = setup.work()
+
+    def done(job: Job, given: Any) -> Any:
+        clients = np.array([client])
+        with one_thread():
+            outcome = work.execute(job, clients, number, given, store.read(clients))
+        if outcome.failed:
+            raise DescantError(f"{name} cannot be personalized: {outcome.failed[0]}")
+        return take(outcome.values, 0)
+
+    personal = done("adapt", message)
+    if not isinstance(setup.task, ModuleTask) or not isinstance(personal, Model) or (
+            type(algorithm).predict is not Algorithm.predict):
+        raise UsageError("what the clients of this run predict with is not one nn.Module: there is no model "
+                         "to hand over")
+    scored = done("score_newcomer", to_score(message, shared))
+    figures = {"personal": _figures(setup, scored.personal.test)}
+    if shared is not None:
+        figures["shared"] = _figures(setup, scored.shared.test)
+    figures["alone"] = learned_alone(setup, client, name, max(1, number))
+    about = Manifest.of(setup, client, name=name, newcomer=True, number=number, which=which,
+                        notes=notes_on(run, which), fitted=run.setup.federation)
+    made = Made(setup.task.module(personal), about, samples_of(setup, client))
+    return Newcomer(name, sizes, figures, made)
+
+
+def _figures(setup: Setup, tally: torch.Tensor) -> dict[str, float | None]:
+    values = setup.task.figures(tally).tolist()
+    return {name: value if math.isfinite(value) else None
+            for name, value in zip(setup.task.metric_names, values, strict=True)}
+
+
+def _with_newcomer(run: Run, path: Path, name: str) -> tuple[Setup, int]:
+    """The run's setup with the newcomer's rows in place of everybody's, and its number: after all others."""
+    setup, federation = run.setup, run.setup.federation
+    if name in federation.names:
+        raise UsageError(f"{name!r} is a client of this run, which has a model: `descant export` writes it; "
+                         "a newcomer needs another --name")
+    if not name or not name.isprintable():
+        raise UsageError(f"--name {name!r}: a name needs letters, and only such as can be printed")
+    spec = data_spec(setup)
+    if spec is None:
+        raise UsageError("this run's data are Python objects: how rows are split and scaled is not known")
+    site = _read(path, spec, setup)
+    kind = Kind.of(federation.x, federation.y, federation.classes)
+    members = [Member(each, 1, 1, 1) for each in (*federation.names, name)]
+    frame = Frame.of(kind, members, setup.train.torch_dtype, federation.unseen + 1)
+    client = federation.everyone
+    own = site.within(frame, client, spec, setup.train.torch_dtype)
+    return dataclasses.replace(setup, federation=own), client
+
+
+def _read(path: Path, spec: DataSpec, setup: Setup) -> Site:
+    """The newcomer's rows, if they are such as those of the run."""
+    if path.suffix.lower() not in tables.ENDINGS:
+        raise UsageError(f"--data {path} must end in one of {', '.join(tables.ENDINGS)}")
+    if spec.schema is None and path.suffix.lower() != ".npz":
+        raise UsageError(f"--data {path} is a table, and the data of this run have no schema that says which "
+                         f"column is what: give an NPZ file with x of shape (rows, "
+                         f"{', '.join(map(str, setup.federation.x.shape[1:]))}) and y")
+    site, federation = read_site(str(path), spec), setup.federation
+    if spec.schema is None and site.classes is not None:
+        y = torch.from_numpy(as_known(site.y.numpy(), federation.class_names, f"--data {path}: "))
+        site = site._replace(y=y, classes=int(y.max()) + 1)
+    known = Kind.of(federation.x, federation.y, federation.classes)
+    if wrong := known.differs(site.kind):
+        raise UsageError(f"--data {path} is not of the kind that the run has: {wrong}")
+    for what, own, most in (("class", site.kind.classes, known.classes),
+                            ("token", site.kind.tokens, known.tokens)):
+        if own is not None and most is not None and own > most:
+            raise UsageError(f"--data {path} has the {what} {own - 1}, but the run knows 0 to {most - 1}")
+    return site
+
+
+def wilson(share: float, rows: int, z: float = 1.959964) -> tuple[float, float]:
+    """Between which shares the true one lies with 95 % confidence, if this one was seen in so many rows."""
+    middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
+    half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows))
+    return max(0.0, middle - half), min(1.0, middle + half)

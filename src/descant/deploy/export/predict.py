@@ -1,0 +1,201 @@
+"""What a model says of rows that nobody has seen."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from descant.core.losses import LOSSES
+from descant.core.metrics import (
+    CLASSIFICATION,
+    REGRESSION,
+    classification_figures,
+    regression_figures,
+    tally_classification,
+    tally_regression,
+)
+from descant.core.permit import Allowed
+from descant.data import tables
+from descant.data.labels import as_known
+from descant.deploy.export.manifest import Manifest, find_model, read_manifest
+from descant.deploy.export.network import load_model
+from descant.engine.backends.base import one_thread
+from descant.errors import UsageError
+
+BLOCK = 1024  # rows that a model sees at once: the last bit of a product can depend on it
+
+
+class Rows(NamedTuple):
+    """Rows as they are in a file."""
+
+    x: Tensor
+    y: Tensor | None  # the targets, where the file has them
+
+
+class Predictions(NamedTuple):
+    """The outputs for every row, and what they mean."""
+
+    manifest: Manifest
+    outputs: Tensor  # [rows, ...]
+    y: Tensor | None
+
+    @property
+    def probabilities(self) -> Tensor | None:
+        """[rows, classes]; None where the outputs are not made into any by a known loss."""
+        outputs, loss = self.outputs, self.manifest.loss
+        if self.manifest.classes is None or loss not in ("cross_entropy", "binary_cross_entropy"):
+            return None
+        if loss == "cross_entropy":
+            return torch.softmax(outputs, 1)
+        one = torch.sigmoid(outputs.reshape(len(outputs), 1))
+        return torch.cat([1 - one, one], 1)
+
+    @property
+    def classes(self) -> Tensor | None:
+        """[rows] the numbers of the classes; None where the target is a real number."""
+        if self.manifest.classes is None:
+            return None
+        if self.outputs.dim() == 1 or self.outputs.shape[1] == 1:
+            return (self.outputs.reshape(-1) > 0).long()
+        return self.outputs.argmax(1)
+
+    def figures(self) -> dict[str, float]:
+        """How good they are, where the targets are known."""
+        if self.y is None:
+            return {}
+        try:
+            return self._figures(self.y)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise UsageError(f"the targets y of shape {tuple(self.y.shape)} do not fit the model's outputs "
+                             f"of shape {tuple(self.outputs.shape)}: correct them, or leave y out") from error
+
+    def _figures(self, y: Tensor) -> dict[str, float]:
+        found: dict[str, float] = {}
+        outputs, rows = self.outputs, torch.tensor(float(len(y)), dtype=torch.float64)
+        if self.manifest.loss in LOSSES:
+            found["loss"] = float(LOSSES[self.manifest.loss](outputs, y).double().mean())
+        if self.manifest.classes is not None:
+            tally = tally_classification(outputs, y.long(), None, len(self.manifest.classes))
+            found |= zip(CLASSIFICATION, map(float, classification_figures(rows, tally)), strict=True)
+        elif outputs.numel() == y.numel():
+            found |= zip(REGRESSION, map(float, regression_figures(rows, tally_regression(outputs, y, None))),
+                         strict=True)
+        return found
+
+    def table(self, probabilities: bool = False) -> str:
+        """One line of CSV for each row, and a header."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows(self._lines(probabilities))
+        return text.getvalue()
+
+    def _lines(self, probabilities: bool) -> Iterator[list[str]]:
+        names, chosen = self.manifest.classes, self.classes
+        if names is None or chosen is None:
+            values = self.outputs.reshape(len(self.outputs), -1).numpy()
+            width = values.shape[1]
+            yield ["predicted"] if width == 1 else [f"predicted_{k}" for k in range(width)]
+            yield from (list(map(str, row)) for row in values)
+            return
+        shares = self.probabilities
+        if shares is None:
+            if probabilities:
+                raise UsageError(f"this model was trained with the loss {self.manifest.loss!r}, which does "
+                                 "not say how outputs become probabilities: leave --probabilities out")
+            yield ["predicted"]
+            yield from ([names[k]] for k in chosen.tolist())
+            return
+        yield ["predicted", "probability", *(f"probability_{name}" for name in names if probabilities)]
+        # numpy writes the shortest text that is read as the same number
+        for k, row in zip(chosen.tolist(), shares.numpy(), strict=True):
+            yield [names[k], str(row[k]), *(map(str, row) if probabilities else ())]
+
+
+def predictions(model: str | Path, data: str | Path, module: nn.Module | None = None, *,
+                allow: Allowed = ()) -> Predictions:
+    """The predictions of a model in a directory for the rows of a CSV, Parquet or NPZ file. `module` and
+    `allow` as for `load_model`."""
+    place, path = find_model(Path(model)), Path(data)
+    manifest = read_manifest(place)
+    network = load_model(place, module, on_rows=True, allow=allow)
+    rows = read_rows(path, manifest)
+    outputs = outputs_of(network, rows.x, f"{path}: ")
+    if outputs.dim() > 2:
+        raise UsageError(f"{place}: the model gives outputs of shape {tuple(outputs.shape[1:])} for a row, "
+                         "which are no line of a table: use descant.deploy.export.load_model")
+    return Predictions(manifest, outputs, rows.y)
+
+
+def outputs_of(network: nn.Module, x: Tensor, where: str = "") -> Tensor:
+    """The outputs for rows, some rows at a time and in one thread: the last bit depends on both."""
+    blocks = []
+    with torch.no_grad(), one_thread():
+        for start in range(0, len(x), BLOCK):
+            try:
+                # a copy: how rows are aligned in memory would show in the last bit
+                blocks.append(network(x[start : start + BLOCK].clone()))
+            except Exception as error:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise UsageError(f"{where}the model does not take these rows: {reason}") from None
+    return torch.cat(blocks)
+
+
+def read_rows(path: Path, manifest: Manifest) -> Rows:
+    """The rows of a file, if they are such as the model takes."""
+    if path.suffix.lower() not in tables.ENDINGS:
+        raise UsageError(f"{path} must end in one of {', '.join(tables.ENDINGS)}")
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    if manifest.schema is not None:
+        x, y = manifest.schema.read_rows(path)
+    elif path.suffix.lower() == ".npz":
+        x, y = tables.read_npz_rows(path)
+    else:
+        sides = ", ".join(map(str, manifest.input.shape))
+        raise UsageError(f"{path} is a table, and this model has no schema that says which column is what: "
+                         f"give an NPZ file with x of shape (rows, {sides})")
+    _check(x, y, path, manifest)
+    return Rows(torch.from_numpy(x).to(manifest.input.torch_dtype), _targets(y, path, manifest))
+
+
+def _check(x: np.ndarray, y: np.ndarray | None, path: Path, manifest: Manifest) -> None:
+    wanted = manifest.input
+    if x.shape[1:] != wanted.shape:
+        raise UsageError(f"{path}: x has rows of shape {x.shape[1:]}, but the model takes {wanted.shape}")
+    kind = "real" if x.dtype.kind == "f" else str(x.dtype)
+    if kind != ("real" if wanted.is_real else wanted.dtype):
+        raise UsageError(f"{path}: x holds {x.dtype}, but the model takes {wanted.dtype}: convert it")
+    if wanted.tokens is not None and (x.min() < 0 or x.max() >= wanted.tokens):
+        raise UsageError(f"{path}: x holds tokens from {x.min()} to {x.max()}, but the model knows 0 to "
+                         f"{wanted.tokens - 1}")
+    if kind == "real" and "fill" not in (manifest.preprocess or {}) and (missing := np.isnan(x)).any():
+        row, *place = np.argwhere(missing)[0].tolist()
+        what = f"{path}: x[{', '.join(map(str, (row, *place)))}]"
+        if manifest.schema is not None and path.suffix.lower() in tables.TABLES:
+            column = [column.name for column in manifest.schema.columns for _ in column.features][place[0]]
+            what = f"{tables.place_of_row(path, row)}, column {column!r}: the value"
+        raise UsageError(f"{what} is missing, and this model has no number to put there: complete the row, "
+                         "or leave it out")
+
+
+def _targets(y: np.ndarray | None, path: Path, manifest: Manifest) -> Tensor | None:
+    if y is None:
+        return None
+    if manifest.classes is None:
+        return torch.from_numpy(y).to(manifest.torch_dtype)
+    if y.dtype.kind == "f" and manifest.loss != "binary_cross_entropy":
+        raise UsageError(f"{path}: y holds real numbers, but the model knows the classes "
+                         f"{', '.join(manifest.classes)}: give their numbers from 0, or leave y out")
+    if manifest.schema is None:
+        y = as_known(y, manifest.classes, f"{path}: ")
+    if y.min() < 0 or y.max() >= len(manifest.classes):
+        raise UsageError(f"{path}: y holds {y.max()}, but the model knows the classes 0 to "
+                         f"{len(manifest.classes) - 1}")
+    return torch.from_numpy(y)

@@ -1,0 +1,67 @@
+"""Where chunks of clients run: one after another here, vectorised here, or in worker processes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from descant.core.algorithm import Message
+from descant.core.tree import Tree, take
+from descant.engine.backends.memory import keep_freed_memory
+from descant.engine.work import Job, Outcome, Work, gather
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch at one thread: parallelism is over clients, where threads inside operations on models
+    of this size only get in each other's way; and the last bit of a sum depends on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Backend(ABC):
+    """Runs a job for any number of clients. All backends give the same results up to rounding."""
+
+    def __init__(self, work: Work, chunk: int) -> None:
+        self.work = work
+        self.chunk = chunk
+        self.notes: list[str] = []  # what people should know about how clients are run
+
+    @abstractmethod
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+        """The job's results; `message.each` and `states` have a row per client."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the backend holds."""
+
+    def _chunks(self, clients: np.ndarray) -> Iterator[tuple[int, slice]]:
+        # which clients share a chunk depends on the list alone, never on timing
+        for start in range(0, len(clients), self.chunk):
+            yield start, slice(start, start + self.chunk)
+
+
+class InProcess(Backend):
+    """Chunks in this process: `vectorised`, or with a chunk of one client, the plain `loop`."""
+
+    def __init__(self, work: Work, chunk: int) -> None:
+        super().__init__(work, chunk)
+        keep_freed_memory()
+
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+        return gather([
+            (start, self.work.execute(job, clients[part], number,
+                                      Message(message.shared, take(message.each, part)), take(states, part)))
+            for start, part in self._chunks(clients)
+        ])
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,204 @@
+"""Which backend: as the user says, or by a quick measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from descant.core.algorithm import Message
+from descant.core.tree import leaves, take
+from descant.core.units import size, times
+from descant.engine.backends.base import Backend, InProcess
+from descant.engine.backends.device import chunk_by_memory, require_device
+from descant.engine.backends.footprint import USED, bytes_per_client
+from descant.engine.backends.memory import free_memory
+from descant.engine.backends.processes import NoWorkers, Processes, Templates
+from descant.engine.batches import LocalWork
+from descant.engine.rounds import Training
+from descant.engine.settings import Train
+from descant.engine.work import CPU, Job, Work, to_score
+from descant.errors import UsageError
+
+# A chunk's matrix of parameters should stay near the processor: more clients per chunk save nothing
+# once the arithmetic outweighs the overhead of an operation, and cost memory traffic.
+CHUNK_BYTES = 8 * 2**20
+PROBE_STEPS = 3  # batches per client in a measurement
+PROBES, PROBED = 4, 0.15  # the best of so many counts; fewer if they take longer than this many seconds
+
+
+class Measured(NamedTuple):
+    """A way to run the clients, with its cost in seconds per client and batch."""
+
+    backend: str
+    chunk: int
+    workers: int
+    seconds: float
+
+
+def templates(training: Training) -> Templates:
+    """One row of everything that travels; also lets every job show the form of its result."""
+    work, algorithm = training.work, training.work.algorithm
+    facts = training.round_of(np.zeros(1, np.int64))
+    message = algorithm.broadcast(training.server, facts)
+    newcomer = algorithm.newcomer(training.server, facts)
+    model = algorithm.global_model(training.server)
+    state = training.store.template
+    sent: dict[Job, Message] = {
+        "local": message, "personalize": message, "adapt": newcomer,
+        "score": to_score(message, model), "score_newcomer": to_score(newcomer, model),
+    }
+    if algorithm.opens():
+        sent["opening"] = message
+    for job, each in sent.items():
+        work.rehearse(job, each, state)
+    rows = {job: Message(each.shared, take(each.each, 0)) for job, each in sent.items()}
+    return Templates(rows, state)
+
+
+def fitted_chunk(work: Work) -> int:
+    """How many clients to run together."""
+    return max(1, min(64, CHUNK_BYTES // (work.task.dim * work.task.dtype.itemsize)))
+
+
+def cores() -> int:
+    """How many cores this process may use: of a shared machine not always all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
+    """The backend, with notes on what is not as it was asked for; the settings with every choice written
+    down; and what was measured if it was."""
+    train, work = training.train, training.work
+    require_device(train)
+    forms = templates(training)
+    population = work.federation.population
+    cohort = population if train.participation == "all" else train.cohort_size(population)
+    workers = train.workers or cores()
+    chunk = min(train.chunk or fitted_chunk(work), cohort)
+    if work.device != CPU:
+        chunk = 1 if train.backend == "loop" else min(train.chunk or chunk_by_memory(work), cohort)
+        settled = dataclasses.replace(train, backend="loop" if chunk == 1 else "vectorised", chunk=chunk)
+        return InProcess(work, chunk), settled, []
+    if train.backend == "ray":
+        return *_on_ray(work, train, cohort, chunk, forms), []
+    measured: list[Measured] = []
+    notes: list[str] = []
+    name: str = train.backend
+    if name != "loop" and chunk > 1 and (why := work.task.alone) is not None:
+        chunk = 1
+        if name == "vectorised":
+            notes.append(f"the clients are run one by one: {why}")
+    if name == "processes" and train.chunk is None:
+        chunk = min(chunk, -(-cohort // workers))  # something for every worker
+    if name != "loop":
+        chunk = _that_fits(work, chunk, cohort, 1 if name == "vectorised" else workers, notes)
+    if name == "auto":
+        measured = measure(training, forms, cohort, chunk, workers, notes)
+        best = min(measured, key=lambda m: m.seconds)
+        name, chunk = best.backend, best.chunk
+    backend, settled = _made(work, train, name, chunk, workers, forms, notes)
+    backend.notes += notes
+    return backend, settled, measured
+
+
+def _made(work: Work, train: Train, name: str, chunk: int, workers: int, forms: Templates, notes: list[str]
+          ) -> tuple[Backend, Train]:
+    """The backend of that name; where there can be no workers, one without."""
+    if name == "processes":
+        if workers > (available := cores()):
+            notes.append(f"{workers} workers share {times(available, 'core')}: that makes nothing faster")
+        try:
+            backend = Processes(work, chunk, workers, forms)
+        except NoWorkers as error:
+            notes.append(f"there can be no worker processes ({error}): the clients are run in this one")
+            name = "vectorised" if chunk > 1 else "loop"
+        else:
+            return backend, dataclasses.replace(train, backend="processes", chunk=chunk, workers=workers)
+    if name == "vectorised":
+        settled = dataclasses.replace(train, backend="vectorised", chunk=chunk, workers=None)
+        return InProcess(work, chunk), settled
+    return InProcess(work, 1), dataclasses.replace(train, backend="loop", chunk=None, workers=None)
+
+
+def _that_fits(work: Work, chunk: int, cohort: int, workers: int, notes: list[str]) -> int:
+    """The chunk, or a smaller one if the memory that is free does not hold so many clients at once."""
+    free, at_once = free_memory(), min(cohort, workers * chunk)
+    if free is None or chunk == 1 or at_once * (each := bytes_per_client(work)) <= USED * free:
+        return chunk
+    fits = max(1, int(USED * free) // each // workers)
+    notes.append(f"chunks of {times(chunk, 'client')} would take about {size(at_once * each)} of memory, and "
+                 f"{size(free)} are free: the chunk is {fits}")
+    return fits
+
+
+def _on_ray(work: Work, train: Train, cohort: int, chunk: int, forms: Templates) -> tuple[Backend, Train]:
+    try:
+        from descant.engine.backends.ray import OnRay  # an extra
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UsageError("train.backend is \"ray\", and Ray is not installed: "
+                         "pip install 'descant[ray]'") from None
+    backend = OnRay(work, train, cohort, chunk, forms)
+    return backend, dataclasses.replace(train, chunk=backend.chunk, workers=backend.shards)
+
+
+def measure(training: Training, forms: Templates, cohort: int, chunk: int, workers: int, notes: list[str]
+            ) -> list[Measured]:
+    """Time a few batches of the first cohort in each way that can pay."""
+    work, algorithm = training.work, training.work.algorithm
+    probe = dataclasses.replace(work, local=LocalWork(steps=PROBE_STEPS))
+
+    def seconds(backend: Backend, count: int) -> float:
+        clients = np.arange(count)
+        message = algorithm.broadcast(training.server, training.round_of(clients))
+        states = training.store.read(clients)
+        backend.run("local", clients, 0, message, states)  # the first call pays for caches and set-up
+        best, began = math.inf, time.perf_counter()
+        for _ in range(PROBES):  # whatever else the machine does only adds to the time
+            start = time.perf_counter()
+            backend.run("local", clients, 0, message, states)
+            best = min(best, time.perf_counter() - start)
+            if time.perf_counter() - began > PROBED:
+                break
+        return best / (len(clients) * PROBE_STEPS)
+
+    found = [Measured("loop", 1, 1, seconds(InProcess(probe, 1), min(2, cohort)))]
+    if chunk > 1 and _can_be_vectorised(training, probe):
+        found.append(Measured("vectorised", chunk, 1, seconds(InProcess(probe, chunk), chunk)))
+    best = min(found, key=lambda m: m.seconds)
+    per_worker = min(best.chunk, -(-cohort // workers))
+    if workers > 1 and cohort > 1:
+        try:
+            with closing(Processes(probe, per_worker, workers, forms)) as processes:
+                cost = seconds(processes, min(cohort, workers * per_worker))
+            found.append(Measured("processes", per_worker, workers, cost))
+        except NoWorkers as error:
+            notes.append(f"there can be no worker processes ({error})")
+    return found
+
+
+def _can_be_vectorised(training: Training, probe: Work) -> bool:
+    """Whether clients run together come out as they do alone, up to rounding.
+
+    What a module does that is right in the loop only was seen when it was tried (`task.alone`), on a few
+    samples; here the method's own work is, on real batches. Padding brings most to light, so the smallest,
+    a middle and the largest client are tried.
+    """
+    by_size = np.argsort(probe.federation.train.sizes[: probe.federation.population], kind="stable")
+    clients = np.unique(by_size[[0, len(by_size) // 2, -1]])
+    message = probe.algorithm.broadcast(training.server, training.round_of(clients))
+    states = training.store.read(clients)
+    alone = InProcess(probe, 1).run("local", clients, 0, message, states)
+    together = InProcess(probe, len(clients)).run("local", clients, 0, message, states)
+    if together.note is not None or not np.array_equal(alone.done, together.done):
+        return False
+    pairs = zip(leaves(alone.values), leaves(together.values), strict=True)
+    return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4, equal_nan=True) for (_, a), (_, b) in pairs)

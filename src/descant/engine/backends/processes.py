@@ -1,0 +1,221 @@
+"""Chunks in worker processes, one thread each.
+
+The pool of samples is in memory that all processes share (forked pages, or torch's shared memory);
+what a chunk needs and gives travels through one shared buffer per worker, and only a few words through
+a pipe. On Linux workers are forked, so that modules and methods defined in a notebook work too, and the
+buffers are memory without a name, which children inherit: /dev/shm is small in containers, and touching
+what it cannot hold ends a process without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import signal
+import sys
+from collections import deque
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.multiprocessing
+from torch import Tensor
+
+from descant.core.algorithm import Message
+from descant.core.tree import Tree, leaves, map_tree, nbytes, rebuild, take
+from descant.core.units import size
+from descant.engine.backends.base import Backend
+from descant.engine.backends.memory import free_memory, keep_freed_memory
+from descant.engine.work import Job, Outcome, Work, gather
+from descant.errors import DescantError
+
+_ALIGN = 64
+_START = "fork" if sys.platform == "linux" else "spawn"
+
+
+class Slot(NamedTuple):
+    """A worker's shared buffers: what it is given, and what it gives back."""
+
+    inputs: Tensor  # uint8
+    outputs: Tensor  # uint8
+
+
+class Templates(NamedTuple):
+    """One row of everything that travels."""
+
+    messages: dict[Job, Message]
+    state: Tree
+
+
+class NoWorkers(DescantError):
+    """Worker processes cannot be had here; the message says why."""
+
+
+class Processes(Backend):
+    def __init__(self, work: Work, chunk: int, workers: int, templates: Templates) -> None:
+        super().__init__(work, chunk)
+        self._templates = templates
+        given = max(_room(m.shared, 1) + _room(m.each, chunk) for m in templates.messages.values())
+        given += _room(templates.state, chunk)
+        made = max(_room(template, chunk) for template in work.templates.values())
+        self._workers: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._slots: list[Slot] = []
+        needed, free = workers * (given + made), free_memory()
+        if free is not None and needed > free:
+            raise NoWorkers(f"their buffers would take {size(needed)}, and {size(free)} of memory are free")
+        try:
+            for _ in range(workers):
+                self._add_worker(Slot(_shared(given), _shared(made)))
+        except OSError as error:
+            self.close()
+            raise NoWorkers(error.strerror or str(error)) from None
+
+    def _add_worker(self, slot: Slot) -> None:
+        context: Any = torch.multiprocessing.get_context(_START)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(self.work, self._templates, slot, theirs), daemon=True)
+        self._pipes.append(ours)
+        self._slots.append(slot)
+        process.start()
+        self._workers.append(process)
+        theirs.close()
+
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+        waiting = deque(self._chunks(clients))
+        idle = list(range(len(self._workers)))
+        busy: dict[Connection, tuple[int, int]] = {}  # pipe -> (worker, first client)
+        form = self.work.templates[job]
+        values = map_tree(lambda t: t.new_empty(len(clients), *t.shape), form)
+        outcomes = []
+        while waiting or busy:
+            while waiting and idle:
+                worker = idle.pop()
+                start, part = waiting.popleft()
+                own = Message(message.shared, take(message.each, part))
+                _pack(self._slots[worker].inputs, (own, take(states, part)))
+                self._send(worker, (job, clients[part], number))
+                busy[self._pipes[worker]] = (worker, start)
+            for pipe in wait(list(busy)):
+                worker, start = busy.pop(pipe)  # type: ignore[call-overload]
+                outcome = self._receive(worker)
+                if len(outcome.done):
+                    made = _unpack(self._slots[worker].outputs, _rows(form, len(outcome.done)))
+                    rows = torch.from_numpy(start + outcome.done)
+                    map_tree(lambda whole, part, rows=rows: whole.index_copy_(0, rows, part), values, made)
+                outcomes.append((start, outcome))
+                idle.append(worker)
+        whole = gather(sorted(outcomes, key=lambda outcome: outcome[0]))
+        everyone = len(whole.done) == len(clients)
+        return whole._replace(values=values if everyone else take(values, torch.from_numpy(whole.done)))
+
+    def _send(self, worker: int, order: tuple[Job, np.ndarray, int]) -> None:
+        try:
+            self._pipes[worker].send(order)
+        except OSError:
+            raise self._death(worker) from None
+
+    def _receive(self, worker: int) -> Outcome:
+        try:
+            answer = self._pipes[worker].recv()
+        except (EOFError, OSError):
+            raise self._death(worker) from None
+        if isinstance(answer, str):
+            raise DescantError(f"a worker process failed: {answer}")
+        return answer  # type: ignore[no-any-return]
+
+    def _death(self, worker: int) -> DescantError:
+        self._workers[worker].join(1)
+        code = self._workers[worker].exitcode
+        cause = "it was killed, perhaps for want of memory" if code == -9 else f"exit code {code}"
+        return DescantError(f"a worker process ended unexpectedly ({cause}); "
+                            "resume the run with fewer workers or a smaller chunk")
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+            pipe.close()
+        for process in self._workers:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._workers, self._pipes, self._slots = [], [], []
+
+
+def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> None:
+    """The life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while True:
+        # other workers hold copies of the pipe's far end, so that its closing cannot be relied on
+        ready = wait([pipe, parent.sentinel])
+        if pipe not in ready:
+            return
+        try:
+            order = pipe.recv()
+        except EOFError:
+            return
+        if order is None:
+            return
+        pipe.send(_answer(work, templates, slot, *order))
+
+
+def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.ndarray, number: int) -> Any:
+    sent = templates.messages[job]
+    form = (Message(sent.shared, _rows(sent.each, len(clients))), _rows(templates.state, len(clients)))
+    try:
+        own, states = _unpack(slot.inputs, form)
+        outcome = work.execute(job, clients, number, own, states)
+        if len(outcome.done):
+            _pack(slot.outputs, outcome.values)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return outcome._replace(values=())
+
+
+def _shared(length: int) -> Tensor:
+    """A buffer that workers see too."""
+    if _START == "fork":
+        return torch.frombuffer(mmap.mmap(-1, length), dtype=torch.uint8)
+    try:
+        buffer: Tensor = torch.zeros(length, dtype=torch.uint8).share_memory_()
+        return buffer
+    except RuntimeError as error:
+        raise OSError(str(error).splitlines()[0]) from None
+
+
+def _rows(template: Tree, count: int) -> Tree:
+    """The form of that many rows."""
+    return map_tree(lambda t: t.expand(count, *t.shape), template)
+
+
+def _room(template: Tree, rows: int) -> int:
+    """How many bytes rows of this form take in a buffer, alignment included."""
+    return rows * nbytes(template) + _ALIGN * (1 + sum(1 for _ in leaves(template)))
+
+
+def _pack(buffer: Tensor, tree: Tree) -> None:
+    """Write the tensors of a tree into a buffer, end to end."""
+    offset = 0
+    for _, leaf in leaves(tree):
+        size = leaf.numel() * leaf.element_size()
+        if size:
+            buffer[offset : offset + size].view(leaf.dtype).view(leaf.shape).copy_(leaf)
+        offset = -(-(offset + size) // _ALIGN) * _ALIGN
+
+
+def _unpack(buffer: Tensor, form: Tree) -> Tree:
+    """The tree of the given form in a buffer, as views."""
+    found, offset = {}, 0
+    for name, leaf in leaves(form):
+        size = leaf.numel() * leaf.element_size()
+        found[name] = buffer[offset : offset + size].view(leaf.dtype).view(leaf.shape)
+        offset = -(-(offset + size) // _ALIGN) * _ALIGN
+    return rebuild(form, found)

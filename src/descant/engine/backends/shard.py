@@ -1,0 +1,59 @@
+"""The part of a federation that one machine holds: the rows of some clients, and nobody else's.
+
+Clients keep the numbers that they have in the whole, because their random numbers are named by these
+(`random.py`); the index tables have an empty list for everyone else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from descant.core.federation import Federation
+from descant.core.splits import SPLITS, Table
+
+
+class Rows(NamedTuple):
+    """Some clients' rows of a pool, and who owns which: only arrays, which travel without being copied."""
+
+    x: np.ndarray
+    y: np.ndarray
+    train: Table
+    validation: Table
+    test: Table
+
+    @classmethod
+    def of(cls, federation: Federation, clients: np.ndarray) -> Rows:
+        """The rows of these clients (ascending)."""
+        picked = [federation.split(split).pick(clients) for split in SPLITS]
+        rows = np.concatenate([table.indices for table in picked])
+        tables, start = [], 0
+        for table in picked:
+            sizes = np.zeros(federation.everyone, np.int64)
+            sizes[clients] = table.sizes
+            tables.append(Table.packed(np.arange(start, start + len(table.indices)), sizes))
+            start += len(table.indices)
+        return cls(federation.x[rows].numpy(), federation.y[rows].numpy(), *tables)
+
+
+class Shard(Federation):
+    """A federation of which only some clients' rows are here."""
+
+    def __post_init__(self) -> None:
+        """The whole was checked when it was made."""
+
+    @classmethod
+    def frame(cls, federation: Federation) -> Shard:
+        """All that is known of a federation but its rows."""
+        nobody = Table.packed(np.zeros(0, np.int64), np.zeros(federation.everyone, np.int64))
+        known = {field.name: getattr(federation, field.name) for field in dataclasses.fields(federation)}
+        return cls(**known | {"x": federation.x[:0].clone(), "y": federation.y[:0].clone(),
+                              "train": nobody, "validation": nobody, "test": nobody})
+
+    def holding(self, rows: Rows) -> Shard:
+        """The same frame with these rows in it."""
+        return dataclasses.replace(self, **rows._replace(
+            x=torch.tensor(rows.x), y=torch.tensor(rows.y))._asdict())  # type: ignore[arg-type]

@@ -1,0 +1,143 @@
+"""Two analyses of pFedBreD's paper (Section 6.2): how much the clients' envelope gradients say the same, and
+how personal their models are. Both look at finished runs; the figures themselves are functions of tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.algorithms.pfedbred import pFedBreD
+from descant.core.algorithm import Message, Round
+from descant.core.task import Batch, inputs
+from descant.core.tree import take
+from descant.core.vector import Model
+from descant.engine.batches import BLOCK
+from descant.errors import UsageError
+from descant.priors.belief import SharedPrior
+
+if TYPE_CHECKING:
+    from descant.experiment.run import Run
+
+Which = Literal["best", "last"]
+
+
+class Coherence(NamedTuple):
+    """`gce` is 1 - det C, where C holds the cosines between vectors: 0 if they are orthogonal, 1 if they are
+    linearly dependent; for two vectors it is the squared cosine. With many vectors it comes close to 1, where
+    `log_det` still tells one set from another: 0 if they are orthogonal, -inf if they are dependent."""
+
+    gce: float
+    log_det: float
+
+
+def generalized_coherence(vectors: Tensor) -> Coherence:
+    """The generalized coherence estimate (Gish and Cochran 1988) of the rows of `vectors` [n, d].
+
+    1 - det(G) / prod_i G_ii with the Gram matrix G: one less the squared volume that the vectors span when
+    each has length one. Their lengths do not count.
+    """
+    if vectors.dim() != 2 or len(vectors) < 2:
+        raise UsageError(f"coherence is that of two vectors or more, rows of a matrix; this one has shape "
+                         f"{tuple(vectors.shape)}")
+    vectors = vectors.double()
+    lengths = vectors.norm(dim=1)
+    wrong = torch.nonzero(~((lengths > 0) & torch.isfinite(lengths))).flatten().tolist()
+    if wrong:
+        raise UsageError(f"vector {wrong[0]} is zero or not finite and has no direction: leave it out")
+    if len(vectors) > vectors.shape[1]:
+        return Coherence(1.0, -torch.inf)  # more vectors than dimensions
+    # |det| of the triangular factor is the volume; the Gram matrix would square its condition
+    factor = torch.linalg.qr((vectors / lengths[:, None]).T, mode="r").R
+    log_det = 2 * float(factor.diagonal().abs().log().sum())
+    return Coherence(float(-np.expm1(log_det)), log_det)
+
+
+def envelope_gradients(run: Run, which: Which = "best") -> Tensor:
+    """lam_i Hess g*(w) (w - theta_i) for every client of the population, at the server's w: [clients, d].
+
+    theta_i is what the client predicts with, which stands for the proximal map. The paper measures from the
+    client's own w_i in every round; the server's w, from which it starts, is what all methods have. For
+    methods with a global model and personal ones; where a method is none of pFedMe's kind, lam is 1.
+    """
+    algorithm, server = run.setup.algorithm, run.snapshot(which).server
+    shared = algorithm.global_model(server)
+    if shared is None:
+        raise UsageError(f"{algorithm.name} has no global model that envelopes could be around")
+    message = algorithm.broadcast(server, _everyone(run, which))
+
+    def gradient(client: int) -> Tensor:
+        personal = run.personal(client, which)
+        if not isinstance(personal, Model):
+            raise UsageError(f"the clients of {algorithm.name} do not predict with one model")
+        gap = shared.theta - personal.theta
+        if isinstance(algorithm, pFedBreD):
+            gap = algorithm.family.hessian_g_star(shared.theta, gap)
+        if not isinstance(algorithm, SharedPrior):
+            return gap
+        return algorithm.prior(Message(message.shared, take(message.each, client))).precision * gap
+
+    return torch.stack([gradient(client) for client in range(run.setup.federation.population)])
+
+
+def _everyone(run: Run, which: Which) -> Round:
+    federation = run.setup.federation
+    clients = torch.arange(federation.population)
+    sizes = torch.from_numpy(federation.train.sizes[clients.numpy()]).to(run.setup.task.dtype)
+    return Round(run.setup.train.seed, run.snapshot(which).number, clients, sizes, federation.population)
+
+
+class Deviations(NamedTuple):
+    """How much larger a client's loss on a class is than the clients' mean: [clients, classes], NaN for a
+    class without test rows. Appendix B.4 of the paper."""
+
+    everyone: Tensor  # on the test rows of all clients ("global test")
+    own: Tensor  # on the client's own test rows ("local test")
+
+
+def deviations(everyone: Tensor, own: Tensor, counts: Tensor) -> Deviations:
+    """The deviations of losses [clients, classes]: `everyone` on the rows of all, `own` on the client's own,
+    of which there are `counts`.
+
+    On the rows of all the mean is over clients alike. On their own, a client counts as its number of rows of
+    the class; where it has none, its loss is 0, so that what it shows there is the others' mean, negated.
+    """
+    n = counts.sum(0)
+    own = own.where(counts > 0, 0.0)
+    mean = (own * counts).sum(0) / n
+    return Deviations(everyone - everyone.mean(0), own - mean)
+
+
+def loss_deviations(run: Run, which: Which = "best") -> Deviations:
+    """The deviations of the losses of what the clients of the population predict with."""
+    task, federation, algorithm = run.setup.task, run.setup.federation, run.setup.algorithm
+    classes, y = federation.classes, federation.y
+    if classes is None or y.dim() != 1:
+        raise UsageError("deviations of the loss on each class need data with one class per sample")
+    clients = range(federation.population)
+    rows = np.concatenate([np.zeros(0, np.int64), *(federation.test[client] for client in clients)])
+    owner = np.repeat(np.arange(len(clients)), federation.test.sizes[: len(clients)])
+    if not len(rows):
+        raise UsageError("deviations of the loss need test rows, and nobody has any")
+    target = y[torch.from_numpy(rows)]
+    of_class = [target == c for c in range(classes)]
+
+    def losses(client: int) -> tuple[Tensor, Tensor]:
+        personal = run.personal(client, which)
+        with torch.no_grad():
+            outputs = torch.cat([algorithm.predict(task, personal, inputs(federation.x[block], task.dtype))
+                                 for block in np.split(rows, range(BLOCK, len(rows), BLOCK))])
+
+        def per_class(chosen: Tensor) -> Tensor:
+            return torch.stack([task.metrics(outputs, Batch(outputs, target, chosen & c))[0]
+                                for c in of_class])
+
+        return per_class(torch.ones_like(of_class[0])), per_class(torch.from_numpy(owner == client))
+
+    everyone, own = (torch.stack(each) for each in zip(*map(losses, clients), strict=True))
+    counts = torch.stack([torch.from_numpy(np.bincount(owner[c.numpy()], minlength=len(clients)))
+                          for c in of_class], 1)
+    return deviations(everyone, own, counts.to(own.dtype))

@@ -1,0 +1,94 @@
+"""Advice for the terminal."""
+
+from __future__ import annotations
+
+import tomli_w
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from descant.experiment.advise import Advice
+from descant.priors.adaptive import Choice
+
+
+def show_advice(console: Console, advice: Advice) -> None:
+    """Print what was estimated, what is recommended, why, and how to follow it."""
+    for title, rows in (("estimated", estimated(advice)), ("recommended", recommended(advice))):
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title=title, title_style="",
+                      title_justify="left", show_header=False)
+        table.add_column(min_width=22, no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column()
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        console.print()
+    console.print("why")
+    for reason in advice.reasons:
+        console.print(Padding(f"- {reason}", (0, 0, 0, 2), expand=False))
+    console.print("\nto follow it, in the experiment's file")
+    for line in toml(advice).splitlines():
+        console.print(f"  {line}", soft_wrap=True)
+    console.print("\nor on the command line")
+    console.print(f"  {options(advice)}", soft_wrap=True)
+
+
+def estimated(a: Advice) -> list[tuple[str, str, str]]:
+    asked = "all were asked" if a.asked == a.clients else f"{a.asked:,} were asked"
+    return [
+        ("clients", f"{a.clients:,}", asked),
+        ("rows of a client, n", f"{a.n:.6g}", "for training, on average"),
+        ("parameters, d", f"{a.d:,}", ""),
+        ("smoothness L", f"{a.L:.4g}", "the largest of the clients"),
+        ("convexity mu", f"{a.mu:.4g}", f"the smallest of the clients, with a ridge of {a.ridge:.3g}"),
+        ("condition kappa", f"{a.kappa:.4g}", "L / mu"),
+        ("gradient noise rho", f"{a.rho:.4g}", "of single rows at the clients' own solutions"),
+        ("heterogeneity R", f"{a.R:.4g}", "of the clients' own models, without the noise of estimation"),
+        ("", f"{a.R_naive:.4g}", "with it"),
+        ("", f"{a.R_max:.4g}", "of the farthest client, without it"),
+        ("regime", a.regime, f"R against 1/sqrt(n) = {a.n ** -0.5:.3g}"),
+    ]
+
+
+def recommended(a: Advice) -> list[tuple[str, str, str]]:
+    return [
+        ("lambda", f"{a.lam:.4g}", f"by the practical rule{_cap(a.practical)}"),
+        ("", f"{a.theorem.lam:.4g}", f"by Theorem 1{_cap(a.theorem)}"),
+        ("local steps K", f"{a.steps.K:,}", "in each round, on all rows of the client"),
+        ("local step size eta", f"{a.steps.eta:.4g}", "1 / (lambda + L)"),
+        ("global step size gamma", f"{a.steps.gamma:.4g}", "1 / (2 L_g)"),
+        ("rounds", f"{a.rounds:,}", f"at most, until {a.eps:.3g} of the squared error is left"),
+        ("gradients", f"{a.gradients:,}", "of each client, on all its rows"),
+        *([] if a.cost is None else [
+            ("cost", f"{a.cost:.3g}", "times the gradient steps of the experiment" + (
+                "; the settings below stay within these" if a.cost > 1 else ""))]),
+    ]
+
+
+def toml(advice: Advice) -> str:
+    """The settings as sections of an experiment's file."""
+    sections: dict[str, dict[str, object]] = {}
+    for path, value in advice.settings.items():
+        section, field = path.split(".")
+        sections.setdefault(section, {})[field] = value
+    lines = []
+    for section, table in sections.items():
+        lines += [f"[{section}]", *(f"{field} = {_value(value)}" for field, value in table.items())]
+    return "\n".join(lines)
+
+
+def options(advice: Advice) -> str:
+    """The settings as options of `descant run`."""
+    return " ".join(f"--set '{path}={_value(value)}'" if isinstance(value, dict) else f"--set {path}={value}"
+                    for path, value in advice.settings.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
+
+
+def _cap(choice: Choice) -> str:
+    return f"; capped, it asks for {choice.wanted:.4g}" if choice.capped else ""

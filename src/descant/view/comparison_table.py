@@ -1,0 +1,73 @@
+"""The table of a comparison: which columns there are, and how a cell is written; for a terminal or a page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from descant.comparison.results import Results
+from descant.comparison.statistics import Interval
+from descant.core.units import duration, figure, is_share, size
+
+MAIN = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen")  # of the metric that decides
+ERROR = "personal_truth_error"
+COSTS = ("bytes_per_client", "grad_steps", "seconds")
+TITLES = {
+    "personal": ("personal", "{metric} of the clients' own models on their own test rows, mean over the "
+                             "clients, at the round that is best on validation data; the interval has all "
+                             "the noise of the population that the answer speaks of, those of other columns "
+                             "that of the repetitions"),
+    "global": ("global", "the same of the one model for all, where the method has one"),
+    "worst_decile": ("worst 10%", "the same as personal, over the tenth of the clients that is served worst"),
+    "gain": ("gain", "how much better a client is served than by training alone, on average"),
+    "worse_off": ("worse off", "share of the clients that are served worse than by training alone"),
+    "unseen": ("unseen", "the same as personal, over the clients that were held out of training"),
+    ERROR: ("error to truth", "squared distance of the clients' models from those that made the data"),
+    "bytes_per_client": ("per client", "what a client has received and sent in all"),
+    "grad_steps": ("steps", "gradient steps of training, of all clients together"),
+    "seconds": ("time", "of training and evaluation"),
+}
+
+
+class Column(NamedTuple):
+    key: str
+    title: str
+    help: str
+
+
+def columns(results: Results, *, all_metrics: bool = False) -> list[Column]:
+    """The columns that have something in them; with all metrics, or with the one that decides alone."""
+    there = {key for row in results.rows for key in row.figures}
+    found = [_column(key, results) for key in (*MAIN, ERROR) if key in there]
+    if all_metrics:
+        found += [Column(f"personal_{name}", name.replace("_", " "),
+                         f"of the clients' own models: {metric.meaning}")
+                  for name, metric in results.plan.metrics.items() if f"personal_{name}" in there]
+    return found + [_column(key, results) for key in COSTS if key in there]
+
+
+def _column(key: str, results: Results) -> Column:
+    title, meaning = TITLES[key]
+    return Column(key, title, meaning.format(metric=results.metric.replace("_", " ")))
+
+
+def cell(key: str, value: Interval | None, metric: str) -> str:
+    """A figure with what the interval adds and takes away; its ends where that is not the same."""
+    if value is None or value.mean != value.mean:
+        return "-"
+    if key == "bytes_per_client":
+        return size(round(value.mean))
+    if key == "grad_steps":
+        return f"{value.mean:,.0f}"
+    if key == "seconds":
+        return duration(value.mean)
+    if key == "worse_off":
+        return f"{100 * value.mean:.0f} %"
+    name = metric if key in MAIN else key
+    sign = "+" if key == "gain" and value.mean > 0 else ""
+    text = f"{sign}{figure(name, value.mean)}"
+    if value.low is None or value.high is None:
+        return text
+    below, above = value.mean - value.low, value.high - value.mean
+    if abs(below - above) > 1e-9 * max(above, below):  # it ends where figures end
+        return f"{text} ({figure(name, value.low)} to {figure(name, value.high)})"
+    return f"{text} ± {above:.4f}" if is_share(name) else f"{text} ± {above:.2g}"

@@ -1,0 +1,230 @@
+"""Parts combine: any rule for the precision in any method with a Gaussian prior, any aggregation step in any
+method that averages. No class is written for a combination.
+
+Client i has the loss (w - a_i)' H_i (w - a_i) / 2, in float64, as in test_methods.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from descant.algorithms import (
+    ALGORITHMS,
+    CGPFL,
+    SCAFFOLD,
+    Dichotomous,
+    Ditto,
+    FedAvg,
+    FedMAP,
+    FedProx,
+    OneStageFedProx,
+    pFedBreD,
+    pFedGT,
+    pFedMe,
+)
+from descant.core import fields, tree
+from descant.core.algorithm import Algorithm
+from descant.experiment.config import parse_algorithm
+from descant.priors.adaptive import practical_lambda
+from descant.priors.belief import Belief
+from descant.priors.precision import Adaptive, FixedVariance, LearnedVariance, stationary_s
+from descant.priors.solve import SGD
+from helpers import Engine, engine, quadratics, unbalanced
+
+SIZES = (9, 1, 4, 2, 6)
+FEDERATION = unbalanced(quadratics(5, rows=12), SIZES)
+FULL: dict[str, Any] = {"batch": "full", "local": {"steps": 3}, "backend": "vectorised", "chunk": 5}
+
+
+def with_rule(name: str, rule: Any) -> Algorithm:
+    """A method with a Gaussian prior, with a rule for its precision."""
+    solver = SGD(lr=0.3)
+    make: dict[str, Callable[[], Algorithm]] = {
+        "fedprox": lambda: FedProx(mu=rule, solver=solver),
+        "ditto": lambda: Ditto(lam=rule, solver=solver),
+        "pfedme": lambda: pFedMe(lam=rule, eta=0.2, alpha=0.3),
+        "pfedbred": lambda: pFedBreD(lam=rule, a=0.3, a_m=0.2),
+        "one_stage_fedprox": lambda: OneStageFedProx(lam=rule, eta=0.3),
+        "cgpfl": lambda: CGPFL(K=1, lam=rule, eta=0.3, beta=0.2),
+        "fedmap": lambda: FedMAP(rule, solver, weights="samples"),
+    }
+    return make[name]()
+
+
+GAUSSIAN = ["fedprox", "ditto", "pfedme", "pfedbred", "one_stage_fedprox", "cgpfl", "fedmap"]
+
+
+def precision_state(e: Engine) -> Any:
+    """The state of the rule on the server; of the one cluster, where there are clusters."""
+    server = e.server
+    return server.pull if isinstance(server, Belief) else tree.take(server.priors.pull, 0)
+
+
+def reported_lam(report: Any) -> float:
+    """What the rule reported; of the one cluster, where there are clusters."""
+    info = report.info.get("priors", [report.info])[0]
+    return float(torch.as_tensor(info["lam"]))
+
+
+def own_thetas(e: Engine) -> Tensor:
+    """[clients, d] what the rule is told of: the personal models, or the uploaded where there are none."""
+    algorithm = e.training.work.algorithm
+    facts = e.training.round_of(e.everyone)
+    sent = algorithm.broadcast(e.server, facts)
+    outcome = e.backend.run("local", e.everyone, e.training.number + 1, sent, e.states())
+    state = outcome.values.state
+    if algorithm.name == "fedprox":
+        return outcome.values.upload.model.theta
+    return (state.theta.theta if hasattr(state.theta, "theta") else state.theta)
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_adaptive_lambda_for_any_gaussian_prior(name: str) -> None:
+    """Two pilot rounds; the second sets lambda = c / (n R^2) or c / (sqrt(n) R), where R^2 is the mean over
+    the clients of ||theta_i - mean||^2 at its end, and n the mean of their sizes."""
+    rule = Adaptive(pilot=0.5, rounds=2, c=2.0)
+    with engine(with_rule(name, rule), FEDERATION, "quadratic", **FULL) as e:
+        [first] = e.play()
+        assert reported_lam(first) == 0.5
+        mean, thetas = e.model.theta, own_thetas(e)
+        [second] = e.play()
+        square = (thetas - mean).square().sum(1).mean()
+        if name == "fedmap":  # its server measures from the new mean, which it then fits the precision to
+            square = (thetas - e.model.theta).square().sum(1).mean()
+        expected = practical_lambda(math.sqrt(float(square)), sum(SIZES) / 5, c=2.0).lam
+        chosen = precision_state(e).lam
+        assert float(chosen) == pytest.approx(expected, rel=1e-10)
+        assert abs(expected - 0.5) > 0.05
+        assert reported_lam(second) == pytest.approx(expected, rel=1e-10)
+        [third] = e.play()  # and stays
+        assert float(precision_state(e).lam) == float(chosen)
+        assert reported_lam(third) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_an_adaptive_lambda_is_the_same_as_that_number(name: str) -> None:
+    """With cap = pilot lambda never changes, and the method is the one with that number, up to rounding (a
+    tensor in one case, a number in the other)."""
+    runs = []
+    fixed = FixedVariance(1 / 0.7) if name == "fedmap" else 0.7
+    for rule in (Adaptive(pilot=0.7, rounds=1, cap=0.7, c=1e6), fixed):
+        with engine(with_rule(name, rule), FEDERATION, "quadratic", **FULL) as e:
+            e.play(4)
+            runs.append((e.model.theta, e.states()))
+    torch.testing.assert_close(runs[0][0], runs[1][0], rtol=0, atol=1e-13)
+    for (_, a), (_, b) in zip(tree.leaves(runs[0][1]), tree.leaves(runs[1][1]), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_learned_variance_for_any_gaussian_prior(name: str) -> None:
+    """s solves s (s + c)^2 = V / (4 epsilon), V_j = sum_i p_i (theta_ij - mean_j)^2, for each coordinate."""
+    rule = LearnedVariance(c=0.5, epsilon=1e-3)
+    with engine(with_rule(name, rule), FEDERATION, "quadratic", **FULL) as e:
+        e.play(2)
+        mean, thetas = e.model.theta, own_thetas(e)
+        algorithm = e.training.work.algorithm
+        if name == "pfedbred":  # measured from mu, which only the client knows: its evidence is uploaded
+            facts = e.training.round_of(e.everyone)
+            message = algorithm.broadcast(e.server, facts)
+            outcome = e.backend.run("local", e.everyone, e.training.number + 1, message, e.states())
+            evidence = outcome.values.upload.evidence
+        e.play()
+        if name != "pfedbred":
+            evidence = (thetas - (e.model.theta if name == "fedmap" else mean)).square()
+        sizes = torch.tensor(SIZES, dtype=torch.float64)
+        kind = "uniform" if name == "cgpfl" else getattr(algorithm, "weights", "samples")
+        p = torch.full((5,), 0.2, dtype=torch.float64) if kind == "uniform" else sizes / sizes.sum()
+        s = precision_state(e)
+        torch.testing.assert_close(s, stationary_s(p @ evidence, 0.5, 1e-3), rtol=1e-9, atol=1e-12)
+        assert s.std() > 0.01  # the coordinates differ
+
+
+def test_learned_variance_with_the_means_of_mh() -> None:
+    """FedMAP's variance in pFedBreD: one local round by hand, with lam_j = 1 / (s_j + c) for each coordinate.
+
+    From w, with theta and the memory at the initial model 0: mu = w - eta_a H (w - a) - eta (0 - 0);
+    theta <- theta - a (H (theta - a_i) + lam (theta - mu)) once, from 0; w_i = w - a_m lam (mu - theta)."""
+    H, A = FEDERATION.truth["H"], FEDERATION.truth["optima"]
+    method = pFedBreD(LearnedVariance(c=0.5, s=2.0), eta=0.05, eta_a=0.3, a=0.4, a_m=0.2, K=1, strategy="mh")
+    with engine(method, FEDERATION, "quadratic", **FULL | {"local": {"steps": 1}}) as e:
+        lam = 1 / (2.0 + 0.5)
+        e.play()
+        w = torch.zeros(4, dtype=torch.float64)
+        mu = w - 0.3 * torch.einsum("ijk,ik->ij", H, w - A)
+        theta = -0.4 * (torch.einsum("ijk,ik->ij", H, -A) + lam * (0 - mu))
+        p = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
+        torch.testing.assert_close(e.states().theta.theta, theta, rtol=0, atol=1e-13)
+        torch.testing.assert_close(e.model.theta, p @ (w - 0.2 * lam * (mu - theta)), rtol=0, atol=1e-13)
+        expected = stationary_s(p @ (theta - mu).square(), 0.5, 1e-4)
+        torch.testing.assert_close(e.server.pull, expected, rtol=1e-10, atol=0)
+
+
+def test_every_cluster_learns_a_variance_of_its_own() -> None:
+    """Two groups, one whose members differ in the first coordinate only, one in the last only: k-means finds
+    them, and the s of each cluster is large where its own members differ and least where they agree."""
+    optima = torch.tensor([[9.0, 0, 0, 0], [7, 0, 0, 0], [-9, 0, 0, 2], [-9, 0, 0, -2]], dtype=torch.float64)
+    federation = quadratics(4, kappa=1.0)
+    for client in range(4):  # y holds the optimum, H is the identity
+        for split in (federation.train, federation.test):
+            federation.y[split[client]] = optima[client]
+    method = CGPFL(K=2, lam=LearnedVariance(c=1.0, epsilon=1e-2), eta=0.5, beta=0.5)
+    with engine(method, federation, "quadratic", **FULL | {"chunk": 4}) as e:
+        [*_, report] = e.play(30)
+        clusters = report.info["clusters"]
+        assert clusters[0] == clusters[1] != clusters[2] == clusters[3]
+        left, right = (e.server.priors.pull[clusters[k]] for k in (0, 2))
+        assert left.argmax() == 0
+        assert right.argmax() == 3
+        assert left[3] < 1e-3 < right[3]
+        assert right[0] < 0.1 * left[0]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "pfedme", "pfedbred", "one_stage_fedprox",
+                                  "cgpfl", "fedmap", "dichotomous", "pfedgt", "scaffold"])
+def test_aggregation_momentum_for_any_method_that_averages(name: str) -> None:
+    """One round with aggregation step b takes w to w + b (mean - w); the mean is where b = 1 takes it."""
+    def method(b: float) -> Algorithm:
+        solver = SGD(lr=0.3)
+        methods: dict[str, Algorithm] = {
+            "fedavg": FedAvg(solver, beta=b), "fedprox": FedProx(0.5, solver, beta=b),
+            "ditto": Ditto(0.5, solver, beta=b), "pfedme": pFedMe(0.5, eta=0.3, alpha=0.3, beta=b),
+            "pfedbred": pFedBreD(0.5, a=0.3, a_m=0.3, beta=b),
+            "one_stage_fedprox": OneStageFedProx(0.5, eta=0.3, gamma=b / 0.5),
+            "cgpfl": CGPFL(K=1, lam=0.5, eta=0.3, beta=0.3, alpha=b),
+            "fedmap": FedMAP(FixedVariance(2.0), solver, weights="samples", server_lr=2.0 * b),
+            "dichotomous": Dichotomous(solver, beta=b), "pfedgt": pFedGT(solver=solver, eta_s=b),
+            "scaffold": SCAFFOLD(eta_l=0.3, eta_g=b),
+        }
+        return methods[name]
+
+    reached = {}
+    for b in (1.0, 2.0, 0.5):
+        with engine(method(b), FEDERATION, "quadratic", **FULL) as e:
+            start = e.model.theta.clone()
+            e.play()
+            reached[b] = e.model.theta
+    for b in (2.0, 0.5):
+        torch.testing.assert_close(reached[b], start + b * (reached[1.0] - start), rtol=0, atol=1e-13)
+    assert (reached[1.0] - start).norm() > 0.01
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_rule_can_be_written_in_a_file(name: str) -> None:
+    """Every field that takes a rule takes it as a table, and gives it back."""
+    method = ALGORITHMS[name]
+    taking = [field.name for field in fields.describe(method) if "adaptive" in field.type]
+    for field in taking:
+        for table in ({"name": "adaptive", "per_client": False, "cap": 7.0}, {"name": "learned", "c": 2.0}):
+            made = parse_algorithm({"name": name, field: table})
+            rule = getattr(made, field)
+            assert type(rule) in (Adaptive, LearnedVariance)
+            assert fields.dump(made)[field].items() >= table.items()
+    if name in GAUSSIAN:
+        assert taking

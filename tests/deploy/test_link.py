@@ -1,0 +1,583 @@
+"""The connection over Flower: real processes on the loopback, TLS, keys, kills and restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import http.server
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPSConnection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+import descant
+from descant.deploy import certificates, fleet
+from descant.deploy.certificates import ClientKeys, ServerKeys, make_certificates
+from descant.deploy.fleet import serve
+from descant.deploy.link import Link, open_link
+from descant.deploy.wire import Address
+from descant.errors import DescantError, UsageError
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("north", "south")
+# the package that these tests see is the one that is run, installed or not
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(descant.__file__).parents[1])}
+NODE = """
+import sys, threading, time
+from pathlib import Path
+from descant.deploy.certificates import ClientKeys
+from descant.deploy.fleet import serve
+
+address, pki, name = sys.argv[1:]
+
+class Events:
+    def connected(self): print("connected", flush=True)
+    def lost(self, reason): print("lost", reason, flush=True)
+    def received(self, count): pass
+    def sent(self, count): pass
+
+def answer(content):
+    time.sleep(content["facts"].get("seconds", 0))
+    return content
+
+keys = None if pki == "none" else ClientKeys.load(Path(pki) / name, name)
+serve(address, keys, answer, Path(name), Events(), threading.Event())
+"""
+PARENT = """
+import sys, time
+from pathlib import Path
+from descant.deploy.link import open_link
+
+link = open_link("127.0.0.1", 0, None, Path("orphan.log"))
+print(link.process, link._home.name, flush=True)
+time.sleep(100)
+"""
+
+
+class Nodes:
+    """Clients in processes of their own."""
+
+    def __init__(self, directory: Path, pki: Path | None) -> None:
+        self._directory = directory
+        self._pki = pki
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, port: int, *names: str) -> None:
+        for name in names:
+            with (self._directory / f"{name}.log").open("ab") as log:
+                self._processes[name] = subprocess.Popen(
+                    [sys.executable, "-c", NODE, f"localhost:{port}", str(self._pki or "none"), name],
+                    cwd=self._directory, env=ENVIRONMENT, stdout=log, stderr=log)
+
+    def kill(self, name: str) -> None:
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def log(self, name: str) -> str:
+        return (self._directory / f"{name}.log").read_text()
+
+    def close(self) -> None:
+        for name in list(self._processes):
+            self.kill(name)
+
+
+class Federation:
+    """A link that can be replaced, and its nodes."""
+
+    def __init__(self, directory: Path, keys: ServerKeys | None, nodes: Nodes) -> None:
+        self.keys = keys
+        self.nodes = nodes
+        self._log = directory / "superlink.log"
+        self.link = open_link("0.0.0.0" if keys else "127.0.0.1", 0, keys, self._log)
+
+    def restart(self) -> None:
+        port = self.link.port
+        self.link.close()
+        self.link = open_link("0.0.0.0" if self.keys else "127.0.0.1", port, self.keys, self._log)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("pki")
+    make_certificates(directory / "ours", "localhost", NAMES)
+    make_certificates(directory / "others", "localhost", NAMES)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def federation(pki, tmp_path_factory) -> Iterator[Federation]:
+    directory = tmp_path_factory.mktemp("federation")
+    nodes = Nodes(directory, pki / "ours")
+    found = Federation(directory, ServerKeys.load(pki / "ours" / "server"), nodes)
+    try:
+        nodes.start(found.link.port, *NAMES)
+        yield found
+    finally:
+        nodes.close()
+        found.link.close()
+
+
+def until(what: Callable[[], Any], seconds: float = 30) -> Any:
+    """Wait for it."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+    return found
+
+
+def online(link: Link, count: int = len(NAMES)) -> dict[str, int]:
+    def look() -> dict[str, int] | None:
+        found = {node.name: node.node_id for node in link.grid.get_nodes()}
+        return found if len(found) == count else None
+    found: dict[str, int] = until(look)
+    return found
+
+
+def content(tensor: np.ndarray | None = None, **facts: Any) -> RecordDict:
+    records: dict[str, Any] = {"facts": ConfigRecord(facts)}
+    if tensor is not None:
+        records["tensors"] = ArrayRecord({"x": Array(tensor)})
+    return RecordDict(records)
+
+
+def ask(link: Link, letters: Mapping[int, RecordDict], seconds: float = 60) -> dict[int, RecordDict]:
+    """The answers of these nodes; a letter to a node that is just coming back is sent again."""
+    answers: dict[int, RecordDict] = {}
+    sent: dict[str, int] = {}
+    deadline = time.monotonic() + seconds
+    while len(answers) < len(letters):
+        assert time.monotonic() < deadline, "no answer in time"
+        missing = [node for node in letters if node not in answers and node not in sent.values()]
+        if missing:
+            ids = link.grid.push_messages([Message(letters[node], node, "train") for node in missing])
+            sent |= dict(zip(ids, missing, strict=True))
+        for reply in link.grid.pull_messages(sent):
+            node = sent.pop(reply.metadata.reply_to_message_id)
+            if not reply.has_error():
+                answers[node] = reply.content
+        time.sleep(0.02)
+    return answers
+
+
+def test_an_echo_through_tls(federation):
+    nodes = online(federation.link)
+    assert {*nodes} == {*NAMES}
+    for turn in range(3):
+        found = ask(federation.link, {node: content(turn=turn, to=name) for name, node in nodes.items()})
+        assert {name: dict(found[node]["facts"]) for name, node in nodes.items()} == {
+            name: {"turn": turn, "to": name} for name in NAMES}
+
+
+def test_eighty_megabytes(federation):
+    node = online(federation.link)["north"]
+    tensor = np.random.default_rng(0).standard_normal(10_000_000)
+    found = ask(federation.link, {node: content(tensor)})[node]["tensors"]["x"].numpy()
+    assert np.array_equal(found, tensor)
+
+
+def test_heartbeats_go_on_while_an_answer_is_made(federation):
+    """And nobody else waits for it."""
+    link = federation.link
+    nodes = online(link)
+    (slow,) = link.grid.push_messages([Message(content(seconds=2.5 * fleet.BEAT), nodes["north"], "train")])
+
+    def holds() -> float:
+        (until,) = [node.online_until for node in link.grid.get_nodes() if node.name == "north"]
+        return until
+
+    begin = holds()
+    ask(link, {nodes["south"]: content()})
+    until(lambda: holds() > begin + 1.5 * fleet.BEAT)
+    assert not link.grid.pull_messages([slow])
+    until(lambda: link.grid.pull_messages([slow]))
+
+
+def test_a_message_that_nobody_will_answer_is_forgotten(federation):
+    """Also when the answer comes late: the node drops it and answers the next."""
+    link = federation.link
+    node = online(link)["south"]
+    (late,) = link.grid.push_messages([Message(content(seconds=1.5), node, "train", ttl=1.0)])
+    time.sleep(0.3)
+    link.forget([late])
+    assert ask(link, {node: content(turn=2)}, 10)[node]["facts"]["turn"] == 2
+
+
+def test_forgotten_messages_take_no_memory(federation):
+    link = federation.link
+    node = online(link)["south"]
+    status = Path("/proc") / str(link.process) / "status"
+
+    def megabytes() -> int:
+        lines = status.read_text().splitlines()
+        return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
+
+    # a node that is busy fetches nothing more
+    (busy,) = link.grid.push_messages([Message(content(seconds=4.0), node, "train")])
+    time.sleep(0.3)
+    begin = megabytes()
+    for turn in range(15):
+        link.forget(link.grid.push_messages([Message(content(np.full(10**6, turn)), node, "train")]))
+    assert megabytes() < begin + 60
+    until(lambda: link.grid.pull_messages([busy]))
+
+
+def test_a_port_in_use(federation, tmp_path):
+    port = federation.link.port
+    with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use: choose another with --port"):
+        open_link("127.0.0.1", port, None, tmp_path / "log")
+
+
+def test_addresses_that_cannot_be_served(tmp_path, pki):
+    keys = ServerKeys.load(pki / "ours" / "server")
+    for host, port, why in [("192.0.2.1", 0, "not an address of this machine"),
+                            ("127.0.0.1", 70000, "up to 65535"),
+                            ("no such host", 0, "not a name or an address")]:
+        with pytest.raises(UsageError, match=why):
+            open_link(host, port, keys, tmp_path / "log")
+    with pytest.raises(UsageError, match=r"0\.0\.0\.0 is not its loopback"):
+        open_link("0.0.0.0", 0, None, tmp_path / "log")
+
+
+# -- who is let in -------------------------------------------------------------------------------
+
+
+class Events:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def connected(self) -> None:
+        self.told.append("connected")
+
+    def lost(self, reason: str) -> None:
+        self.told.append(reason)
+
+    def received(self, count: int) -> None:
+        pass
+
+    def sent(self, count: int) -> None:
+        pass
+
+
+def attempt(address: str, keys: ClientKeys | None, directory: Path) -> str:
+    """Why a client does not even begin."""
+    with pytest.raises(DescantError) as error:
+        serve(address, keys, lambda content: content, directory, Events(), threading.Event())
+    return str(error.value)
+
+
+def test_an_unknown_key_is_refused(federation, pki, tmp_path):
+    stranger = ClientKeys.load(pki / "others" / "north", "north")._replace(
+        ca=(pki / "ours" / "ca.crt").read_bytes())
+    assert attempt(f"localhost:{federation.link.port}", stranger, tmp_path) == (
+        "the server does not know the key of north: ask who runs it to add north.pub")
+
+
+def test_a_server_of_another_authority_is_refused(federation, pki, tmp_path):
+    keys = ClientKeys.load(pki / "others" / "north", "north")
+    told = attempt(f"localhost:{federation.link.port}", keys, tmp_path)
+    assert "was not made by the authority in ca.crt" in told
+
+
+def test_a_certificate_for_another_host_is_refused(federation, pki, tmp_path):
+    keys = ClientKeys.load(pki / "ours" / "north", "north")
+    told = attempt(f"127.0.0.2:{federation.link.port}", keys, tmp_path)
+    assert "is not for 127.0.0.2: use the address" in told
+
+
+def test_plain_text_against_tls(federation, tmp_path):
+    assert "is encrypted: name the folder" in attempt(f"localhost:{federation.link.port}", None, tmp_path)
+
+
+def test_a_clock_that_is_wrong(federation, pki, tmp_path, monkeypatch):
+    from flwr.supernode import node_auth_http_interceptor as signing
+
+    ahead = datetime.timedelta(minutes=2)
+    right = signing.now
+    monkeypatch.setattr(signing, "now", lambda: right() + ahead)
+
+    class Ahead(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.datetime.now(tz) + ahead
+
+    monkeypatch.setattr(fleet, "datetime", SimpleNamespace(datetime=Ahead, UTC=datetime.UTC))
+    keys = ClientKeys.load(pki / "ours" / "north", "north")
+    told = attempt(f"localhost:{federation.link.port}", keys, tmp_path)
+    assert re.search(r"clock is 1[12]\d s ahead of the server's: set it", told)
+
+
+def test_everything_else_is_closed(federation, pki):
+    """Flower would serve it to anybody on the same port."""
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest, GetNodesRequest, PullAppMessagesRequest
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    online(federation.link)
+    server = f"127.0.0.1:{federation.link.port}", False, federation.keys.ca
+
+    def status(call: Callable[[Any], Any], request: Any) -> int:
+        with pytest.raises(httpx.HTTPStatusError) as error:
+            call(request)
+        return error.value.response.status_code
+
+    with ControlHttpClient.from_server_address(*server, []) as control:
+        assert status(control.StartRun, StartRunRequest()) == 404
+        assert status(control.RegisterNode, RegisterNodeRequest()) == 404
+        assert status(control.ListNodes, ListNodesRequest()) == 404
+    # not even with the token of the task: only who has this process's own token
+    token = RuntimeTokenHttpInterceptor(federation.link.grid._token)
+    with RuntimeHttpClient.from_server_address(*server, [token]) as runtime:
+        assert status(runtime.AcquireTask, AcquireTaskRequest(supported_task_types=["flwr-serverapp"])) == 404
+        assert status(runtime.GetNodes, GetNodesRequest()) == 404
+        assert status(runtime.PullMessages, PullAppMessagesRequest()) == 404
+    with FleetHttpClient.from_server_address(*server, []) as stranger:
+        known = federation.keys.clients["north"]
+        assert status(stranger.ActivateNode, ActivateNodeRequest(public_key=known)) == 403
+    context = ssl.create_default_context(cadata=federation.keys.ca.decode())
+    with httpx.Client(base_url=f"https://127.0.0.1:{federation.link.port}", verify=context) as web:
+        for path in ("/", "/docs", "/openapi.json", "/health", "/v1/fleet/get-fab", "/v1/fleet//pull-object",
+                     "/v1/fleet/register-node", "/v1/responses", "/v1/control/get-login-details"):
+            assert web.get(path).status_code == web.post(path).status_code == 404, path
+
+
+@pytest.mark.parametrize(("header", "value", "status"), [
+    ("content-length", "99999999", 413), ("transfer-encoding", "chunked", 411)])
+def test_requests_of_any_length_are_refused_before_they_are_read(federation, header, value, status):
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+    context = ssl.create_default_context(cadata=federation.keys.ca.decode())
+    with contextlib.closing(HTTPSConnection("127.0.0.1", federation.link.port, context=context)) as web:
+        web.putrequest("POST", "/v1/fleet/push-object")
+        web.putheader(FLEET_HTTP_PUBLIC_KEY_HEADER, b64encode(federation.keys.clients["north"]))
+        web.putheader(header, value)
+        web.endheaders()
+        assert web.getresponse().status == status
+
+
+def test_the_superlink_has_no_torch_and_no_secret_in_its_command(federation):
+    process = Path("/proc") / str(federation.link.process)
+    assert "torch" not in (process / "maps").read_text()
+    shown = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+    assert federation.link.grid._token.encode() not in shown
+    assert b"Bearer" not in shown
+
+
+def test_nothing_is_written_to_the_terminal(federation, capfd):
+    ask(federation.link, dict.fromkeys(online(federation.link).values(), content()))
+    assert capfd.readouterr() == ("", "")
+
+
+# -- servers that are not ours -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def listening(context: ssl.SSLContext | None, answer: bytes = b"") -> Iterator[int]:
+    """Something that accepts connections, perhaps with TLS, and says the same to everybody."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        while True:
+            try:
+                accepted, _ = listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError), accepted:
+                accepted.settimeout(5)
+                end = accepted if context is None else context.wrap_socket(accepted, server_side=True)
+                with end:
+                    end.recv(100_000)
+                    end.sendall(answer)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def test_a_certificate_that_has_expired(pki, tmp_path, monkeypatch):
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30)
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "_now", lambda: past)
+        make_certificates(tmp_path, "localhost", ["north"], days=10)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server" / "server.pem", tmp_path / "server" / "server.key")
+    with listening(context) as port:
+        told = attempt(f"localhost:{port}", ClientKeys.load(tmp_path / "north", "north"), tmp_path / "state")
+    assert told == (f"the certificate of the server at localhost:{port} has expired: who runs it must renew "
+                    "it with: descant certificates")
+
+
+@pytest.mark.parametrize("answer", [
+    b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"])
+def test_a_server_of_another_kind(tmp_path, answer):
+    with listening(None, answer) as port:
+        assert attempt(f"localhost:{port}", None, tmp_path).endswith("is not a descant server")
+
+
+def test_tls_against_plain_text(pki, tmp_path):
+    class Web(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        keys = ClientKeys.load(pki / "ours" / "north", "north")
+        told = attempt(f"localhost:{web.server_port}", keys, tmp_path)
+        web.shutdown()
+        thread.join()
+    assert "is not encrypted" in told
+
+
+def test_addresses_that_are_none(tmp_path):
+    for address in ("localhost", "localhost:", ":8443", "localhost:0", "localhost:70000", "https://localhost:1",
+                    "::1:8443", "a b:1", "x@y:1"):
+        assert "write HOST:PORT" in attempt(address, None, tmp_path)
+    assert Address.parse("[::1]:8443") == ("::1", 8443)
+    assert "is not its loopback" in attempt("192.0.2.1:8443", None, tmp_path)
+
+
+def test_a_name_that_nobody_has():
+    error = httpx.ConnectError("x")
+    error.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert fleet.diagnose(error, Address("nowhere.example", 1)) == (
+        "no machine called nowhere.example is known (Name or service not known)", True)
+    error.__cause__ = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    assert not fleet.diagnose(error, Address("nowhere.example", 1)).is_final
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    events, stop = Events(), threading.Event()
+    client = threading.Thread(
+        target=serve, args=(f"127.0.0.1:{port}", None, lambda content: content, tmp_path, events, stop))
+    client.start()
+    try:
+        until(lambda: events.told)
+        assert events.told == [f"no server can be reached at 127.0.0.1:{port} (Connection refused)"]
+        with open_link("127.0.0.1", port, None, tmp_path / "log") as link:  # unencrypted, within this machine
+            (node,) = online(link, 1).values()
+            assert ask(link, {node: content(turn=1)})[node]["facts"]["turn"] == 1
+            assert events.told[1:] == ["connected"]
+            begin = time.monotonic()
+            stop.set()
+            client.join(10)
+            assert not [*link.grid.get_nodes()]  # it said good-bye
+            assert time.monotonic() - begin < 3
+    finally:
+        stop.set()
+        client.join(10)
+
+
+# -- kills and restarts --------------------------------------------------------------------------
+
+
+def test_a_node_that_was_killed_comes_back(federation):
+    link, nodes = federation.link, federation.nodes
+    before = online(link)
+    nodes.kill("north")
+    nodes.start(link.port, "north")
+    begin = time.monotonic()
+    assert ask(link, {before["north"]: content(turn=7)})[before["north"]]["facts"]["turn"] == 7
+    assert time.monotonic() - begin < 20  # it does not wait until the killed one counts as gone
+    assert online(link) == before
+
+
+def test_nodes_come_back_to_a_server_that_was_restarted(federation):
+    online(federation.link)
+    federation.restart()
+    nodes = online(federation.link)
+    found = ask(federation.link, {node: content(to=name) for name, node in nodes.items()})
+    assert {found[node]["facts"]["to"] for node in nodes.values()} == {*NAMES}
+    for name in NAMES:
+        lines = federation.nodes.log(name).splitlines()
+        assert lines[-1] == "connected"
+        assert lines[-2].startswith("lost ")
+
+
+def test_a_superlink_that_was_killed(tmp_path):
+    link = open_link("127.0.0.1", 0, None, tmp_path / "log")
+    try:
+        link.check()
+        os.kill(link.process, signal.SIGINT)  # as Ctrl-C does: the parent decides
+        time.sleep(0.3)
+        link.check()
+        os.kill(link.process, signal.SIGKILL)
+        until(lambda: link._process.poll() is not None)
+        with pytest.raises(DescantError, match="the SuperLink was ended by signal 9"):
+            link.check()
+        with pytest.raises(DescantError, match="the SuperLink was ended by signal 9"):
+            link.grid.get_nodes()
+    finally:
+        link.close()
+    link.close()  # again
+    with pytest.raises(DescantError, match="is closed"):
+        link.grid.get_nodes()
+
+
+def test_a_superlink_that_does_not_start(pki, tmp_path):
+    keys = ServerKeys.load(pki / "ours" / "server")._replace(certificate=tmp_path / "missing.pem")
+    with pytest.raises(DescantError, match="the SuperLink ended with code 1; the end of") as error:
+        open_link("127.0.0.1", 0, keys, tmp_path / "log")
+    assert "FileNotFoundError" in str(error.value)
+
+
+def test_closing_is_quick_and_leaves_nothing(tmp_path):
+    link = open_link("127.0.0.1", 0, None, tmp_path / "log")
+    process, home = Path("/proc") / str(link.process), Path(link._home.name)
+    assert process.exists()
+    assert home.stat().st_mode & 0o077 == 0
+    begin = time.monotonic()
+    link.close()
+    assert time.monotonic() - begin < 3
+    assert not process.exists()
+    assert not home.exists()
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_the_superlink_ends_with_its_parent(tmp_path):
+    """Even if that is killed."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=ENVIRONMENT,
+                          stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            process, home = parent.stdout.readline().split()
+            assert (Path("/proc") / process).exists()
+        finally:
+            parent.kill()
+    until(lambda: not (Path("/proc") / process).exists(), 10)
+    assert not Path(home).exists()
