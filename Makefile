@@ -45,18 +45,19 @@ test-slow: export OMP_NUM_THREADS = 1
 test-slow: $(STAMP) ## run the tests that start real processes or install the package
 	$(BIN)/python -m pytest -m slow
 
-check: $(STAMP) ## lint (ruff) and check the types (mypy)
+check: $(STAMP) ## lint (ruff), check the types (mypy) and the layers of the package (import-linter)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: $(STAMP) ## measure the speed, into runs/bench (BENCH="--quick": in under a minute)
-	$(BIN)/descant bench $(BENCH)
+	$(BIN)/python -m benchmarks.bench $(BENCH)
 
 clean: ## remove .venv, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt src/descant/_version.py $(if $(USABLE),,rebuild)
+$(STAMP): pyproject.toml constraints.txt $(if $(USABLE),,rebuild)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	    echo "descant needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo 'not there')." >&2; \
 	    echo "Name another one: make PYTHON=/path/to/python3.11" >&2; exit 1; }

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from descant.bench.case import Case, fashion_mnist
+from benchmarks.speed.case import Case, fashion_mnist
 from descant.engine.backends.choose import templates
 from descant.engine.backends.memory import keep_freed_memory
 from descant.engine.rounds import Training

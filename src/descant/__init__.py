@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
-
-from descant._version import __version__
 
 if TYPE_CHECKING:
     from descant import algorithms, data, models
@@ -15,12 +14,15 @@ if TYPE_CHECKING:
     from descant.core.task import Batch, FunctionTask, ModuleTask, Task
     from descant.core.vector import Model
     from descant.data import federation
+    from descant.deploy import export
     from descant.deploy import export as handover
     from descant.errors import DescantError, UsageError
     from descant.experiment.config import Experiment
     from descant.experiment.run import Run
     from descant.priors.prior import Flat, Gaussian
     from descant.priors.solve import SGD, Adam, Proximal
+
+    __version__: str
 
 # Names are imported when they are first used: `descant --help` must not wait for torch.
 _HOME = {
@@ -36,18 +38,21 @@ _HOME = {
     "Task": "descant.core.task",
     "Model": "descant.core.vector",
 }
-_MODULES = ("algorithms", "data", "handover", "models")
+_MODULES = {"algorithms": "descant.algorithms", "data": "descant.data", "export": "descant.deploy.export",
+            "models": "descant.models"}
 
 __all__ = [
     "SGD", "Adam", "Algorithm", "Batch", "DescantError", "Experiment", "Federation", "Flat", "FunctionTask",
     "Gaussian", "Message", "Model", "ModuleTask", "Proximal", "Round", "Run", "Task", "UsageError",
-    "__version__", "algorithms", "data", "federation", "handover", "load", "models", "resume", "run",
+    "__version__", "algorithms", "data", "export", "federation", "load", "models", "resume", "run",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # pyproject.toml has it
+        return importlib.metadata.version("descant")
     if name in _MODULES:
-        return importlib.import_module(f"descant.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = value

@@ -177,6 +177,7 @@ def test_show_of_an_unknown_name_gives_the_nearest():
 # -- run -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.pictures
 def test_run_leaves_its_files(finished):
     out, result = finished
     assert (result.code, result.err) == (0, "")
@@ -187,6 +188,7 @@ def test_run_leaves_its_files(finished):
     assert tomllib.loads((out / "config.toml").read_text())["train"]["rounds"] == 4
 
 
+@pytest.mark.pictures
 def test_run_ends_with_the_figures(finished):
     out, (_, text, _) = finished
     summary = json.loads((out / "summary.json").read_text())

@@ -279,6 +279,7 @@ def test_all_methods_see_the_same(tables: dict[str, Any], tmp_path: Path, seen: 
     assert a == b
 
 
+@pytest.mark.pictures
 def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[str, Any], tmp_path: Path,
                                                                    seen: Seen) -> None:
     out = tmp_path / "out"
@@ -725,6 +726,7 @@ def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_pa
     assert "fedavg is left out of the comparison: it has too few seeds so far." in words.notes(found)
 
 
+@pytest.mark.pictures
 def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
     """They count before any figure, in the answer as in the choice of a grid; and a method that fails all of
     them is left out."""
@@ -882,6 +884,7 @@ surprise.lower_is_better = True
 # -- what comes out --------------------------------------------------------------------------------------
 
 
+@pytest.mark.pictures
 def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dict[str, Any], tmp_path: Path,
                                                                      seen: Seen) -> None:
     plan, _ = made(tables, tmp_path / "out", [0, 1], baselines=False,

@@ -13,15 +13,15 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from descant.bench import command, growth
-from descant.bench.apart import Apart
-from descant.bench.case import METHODS, MODELS, Case, random_federation
-from descant.bench.command import chosen, plan
-from descant.bench.contest import FLOOR, LEAN, First, compete, require_equal_work
-from descant.bench.engine import Engine
-from descant.bench.lean import Lean
-from descant.bench.products import Layer, Shapes, Share
-from descant.bench.table import show_summary
+from benchmarks.speed import command, growth
+from benchmarks.speed.apart import Apart
+from benchmarks.speed.case import METHODS, MODELS, Case, random_federation
+from benchmarks.speed.command import chosen, plan
+from benchmarks.speed.contest import FLOOR, LEAN, First, compete, require_equal_work
+from benchmarks.speed.engine import Engine
+from benchmarks.speed.lean import Lean
+from benchmarks.speed.products import Layer, Shapes, Share
+from benchmarks.speed.table import show_summary
 from descant.cli import app
 from descant.errors import DescantError, UsageError
 from descant.models import DNN
@@ -183,11 +183,12 @@ def test_the_summary_has_a_line_for_each_case_as_it_comes():
     assert "dnn" not in text
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch):
     """Small data and short curves, but all the rest as it is."""
     monkeypatch.setattr(command, "fashion_mnist", lambda: (random_federation(25, 45, 5), False))
-    monkeypatch.setattr("descant.bench.command.plan", lambda federation, methods, models, quick: [
+    monkeypatch.setattr("benchmarks.speed.command.plan", lambda federation, methods, models, quick: [
         Case(method, "mclr", federation, batches=3, evaluated=25) for method in methods])
     for name, sizes in (("CLIENTS", (10, 12)), ("COHORTS", (10, 12)), ("HIDDEN", (1, 2))):
         monkeypatch.setattr(growth, name, sizes)

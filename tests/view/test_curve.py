@@ -9,6 +9,8 @@ import pytest
 
 from descant.view.curve import draw_curve
 
+pytestmark = pytest.mark.pictures
+
 
 def history(losses: list[float | None], accuracy: float | None = 0.5) -> list[dict[str, Any]]:
     def figures(mean: float | None) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from descant.view.data_table import facts
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "data.md"
 
+pytestmark = pytest.mark.pictures
+
 
 @pytest.fixture(autouse=True)
 def _own_data_dir(tmp_path, monkeypatch):

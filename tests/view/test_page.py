@@ -279,6 +279,7 @@ def test_of_many_methods_the_best_and_the_baselines_are_in_front() -> None:
     assert len(front) <= 8
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("methods", [1, 3, 20])
 @pytest.mark.parametrize("change", [
     {}, {"curves": {}, "grids": []}, {"curve_metric": "loss", "metric": "auroc", "grids": []}])

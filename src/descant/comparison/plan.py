@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from descant._version import __version__
+from descant import __version__
 from descant.algorithms import CGPFL
 from descant.comparison import measure as figures
 from descant.comparison.methods import Contender, Place, contenders, reference

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich import progress as bars
 from rich.console import Console
 
-from descant._version import __version__
+from descant import __version__
 from descant.core.files import sync_directory
 from descant.core.units import size as bytes_for_people
 from descant.errors import DescantError

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from descant._version import __version__
+from descant import __version__
 from descant.core.algorithm import Message
 from descant.core.permit import Allowed, opened
 from descant.core.splits import SPLITS

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from descant._version import __version__
+from descant import __version__
 from descant.core.files import write_atomic
 from descant.deploy.exchange import Exchange, Lost, Seen
 from descant.deploy.frame import Kind, Member

@@ -1,1 +1,3 @@
-"""Cohort execution, the client store, rounds, evaluation."""
+"""Rounds: which clients work, what they compute, what is aggregated, stored and scored.
+
+Imports algorithms, theory and all below; knows no files but the client store."""

@@ -1,1 +1,3 @@
-"""What the papers prove, as functions: constants, bounds, envelopes, equilibria, heterogeneity."""
+"""What the papers prove, as functions: constants, bounds, envelopes, equilibria, heterogeneity.
+
+Imports priors, models, data and core; methods take their step sizes from here."""

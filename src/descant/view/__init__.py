@@ -1,1 +1,3 @@
-"""Pictures of what came out."""
+"""Tables, plots, HTML pages and progress displays.
+
+Imports comparison and all below; never deploy, export or cli."""

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from descant._version import __version__
+from descant import __version__
 from descant.core import fields
 from descant.core.federation import Federation
 from descant.core.files import write_atomic

@@ -30,7 +30,7 @@ import ray
 import torch
 from ray.exceptions import ActorUnavailableError, ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
-from descant._version import __version__
+from descant import __version__
 from descant.core.algorithm import Message
 from descant.core.tree import Tree, leaves, nbytes, rebuild, take
 from descant.core.units import size, times

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from descant.bench.contest import FLOOR, LEAN
+from benchmarks.speed.contest import FLOOR, LEAN
 from descant.core.units import size, times
 
 # Okabe and Ito's colours, told apart by people with any colour vision; and markers, for those with none

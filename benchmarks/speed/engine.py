@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from descant.bench.case import Case
-from descant.bench.side import COMPARED, Played, Scored
+from benchmarks.speed.case import Case
+from benchmarks.speed.side import COMPARED, Played, Scored
 from descant.core.tree import map_tree
 from descant.core.units import times
 from descant.engine.backends.choose import make_backend

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from descant.algorithms.fedavg import FedAvg
 from descant.algorithms.pfedbred import pFedBreD
 from descant.algorithms.pfedme import pFedMe
-from descant.bench.case import BATCH, SEED, Case
-from descant.bench.side import COMPARED, Played, Scored
+from benchmarks.speed.case import BATCH, SEED, Case
+from benchmarks.speed.side import COMPARED, Played, Scored
 from descant.core.task import inputs
 from descant.engine.batches import LocalWork, plan_chunk
 from descant.engine.rounds import Training

@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from descant.bench.apart import orders
-from descant.bench.case import BATCH
-from descant.bench.products import ROOM, Kind, Shapes, Share
-from descant.bench.side import Played, Scored
+from benchmarks.speed.apart import orders
+from benchmarks.speed.case import BATCH
+from benchmarks.speed.products import ROOM, Kind, Shapes, Share
+from benchmarks.speed.side import Played, Scored
 from descant.core.units import times
 
 Way: TypeAlias = Literal["threads", "processes"]

@@ -1,4 +1,4 @@
-"""`descant bench`: which cases are run, and where the figures go."""
+"""`python -m benchmarks.bench`: which cases are run, and where the figures go."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from rich import progress as bars
 from rich.console import Console
 
-from descant.bench import growth, results
-from descant.bench.apart import Apart
-from descant.bench.case import CLIENTS, COHORT, EPOCH, METHODS, MODELS, Case, fashion_mnist
-from descant.bench.contest import compete
-from descant.bench.floor import Floor
-from descant.bench.picture import draw
-from descant.bench.table import show_case, show_growth, show_summary
+from benchmarks.speed import growth, results
+from benchmarks.speed.apart import Apart
+from benchmarks.speed.case import CLIENTS, COHORT, EPOCH, METHODS, MODELS, Case, fashion_mnist
+from benchmarks.speed.contest import compete
+from benchmarks.speed.floor import Floor
+from benchmarks.speed.picture import draw
+from benchmarks.speed.table import show_case, show_growth, show_summary
 from descant.core.federation import Federation
 from descant.core.files import write_atomic
 from descant.core.units import times

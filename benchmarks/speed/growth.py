@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from descant.bench.case import Case, random_federation
+from benchmarks.speed.case import Case, random_federation
 from descant.models import DNN
 
 METHOD = "pfedme"  # whose clients have a state

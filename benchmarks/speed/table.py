@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from descant.bench.contest import FLOOR, LEAN
+from benchmarks.speed.contest import FLOOR, LEAN
 from descant.core.units import size, times
 
 

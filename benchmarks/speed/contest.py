@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from descant.bench.apart import Apart, StartMethod
-from descant.bench.case import COHORT, EPOCH, Case
-from descant.bench.engine import Engine
-from descant.bench.floor import Tried
-from descant.bench.lean import Lean
-from descant.bench.products import Shapes
-from descant.bench.side import Played, Scored
+from benchmarks.speed.apart import Apart, StartMethod
+from benchmarks.speed.case import COHORT, EPOCH, Case
+from benchmarks.speed.engine import Engine
+from benchmarks.speed.floor import Tried
+from benchmarks.speed.lean import Lean
+from benchmarks.speed.products import Shapes
+from benchmarks.speed.side import Played, Scored
 from descant.errors import DescantError
 
 LEAN, FLOOR = "lean loop", "floor"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from descant.bench.case import Case
+from benchmarks.speed.case import Case
 
 #: batched products and then the update; real convolutions in place of unfolded ones; the update as part of
 #: the product; products without any update
