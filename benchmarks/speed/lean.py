@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.speed.case import BATCH, SEED, Case
+from benchmarks.speed.side import COMPARED, Played, Scored
 from descant.algorithms.fedavg import FedAvg
 from descant.algorithms.pfedbred import pFedBreD
 from descant.algorithms.pfedme import pFedMe
-from benchmarks.speed.case import BATCH, SEED, Case
-from benchmarks.speed.side import COMPARED, Played, Scored
 from descant.core.task import inputs
 from descant.engine.batches import LocalWork, plan_chunk
 from descant.engine.rounds import Training

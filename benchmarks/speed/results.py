@@ -10,9 +10,9 @@ from typing import Any
 import numpy
 import torch
 
-from descant import __version__
 from benchmarks.speed.case import BATCH
 from benchmarks.speed.contest import Outcome
+from descant import __version__
 
 
 def cores() -> int:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 # Names are imported when they are first used: `descant --help` must not wait for torch.
 _HOME = {
-    "Algorithm": "descant.core.algorithm", "Message": "descant.core.algorithm", "Round": "descant.core.algorithm",
+    "Algorithm": "descant.core.algorithm", "Message": "descant.core.algorithm",
+    "Round": "descant.core.algorithm",
     "load": "descant.api", "resume": "descant.api", "run": "descant.api",
     "federation": "descant.data",
     "DescantError": "descant.errors", "UsageError": "descant.errors",

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import call
 
 import descant
+from cli_helpers import call
 from descant.algorithms import ALGORITHMS, CGPFL, FedMAP, OneStageFedProx, pFedBreD, pFedMe
 from descant.comparison.methods import contenders
 from descant.core import fields

@@ -9,7 +9,6 @@ import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 import safetensors.torch
@@ -17,6 +16,7 @@ import torch
 from rich.console import Console
 
 import descant
+from cli_helpers import ANSI, Result, call
 from descant.algorithms import ALGORITHMS, FedAvg, pFedMe
 from descant.cli import main
 from descant.core.units import duration, size
@@ -29,27 +29,6 @@ SMALL = {
     "data.clients": 5, "train.rounds": 4, "train.cohort": 3, "train.local": "{ steps = 2 }", "algorithm.K": 1,
     "train.backend": "vectorised", "eval.every": 2,
 }
-ANSI = re.compile(r"\x1b\[[\d;?]*\w")
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-def call(*args: object) -> Result:
-    """`descant args`, as the console script runs it."""
-    out, err = io.StringIO(), io.StringIO()
-    argv, sys.argv = sys.argv, ["descant", *map(str, args)]
-    try:
-        with (contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
-              pytest.raises(SystemExit) as end):
-            main()
-    finally:
-        sys.argv = argv
-    code = end.value.code
-    return Result(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
 
 
 def settings(**changes: object) -> list[str]:

@@ -9,29 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import descant
+from cli_helpers import COMMAND, ENVIRONMENT, finish, start
 
 pytestmark = pytest.mark.slow
-
-COMMAND = [sys.executable, "-m", "descant"]
-# the package that these tests see is the one that is run, installed or not
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(descant.__file__).parents[1])}
-
-
-def start(*args: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen([*COMMAND, *map(str, args)], cwd=cwd, env=ENVIRONMENT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
-
-
-def finish(*args: object, cwd: Path) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    with start(*args, cwd=cwd) as process:
-        out, err = process.communicate(timeout=300)  # the machine may be busy
-    return process.returncode, out, err
 
 
 def settings(**changes: object) -> list[str]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli_slow import finish, start
 
+from cli_helpers import finish, start
 from page_helpers import CHROMIUM, browser_page
 
 pytestmark = pytest.mark.slow

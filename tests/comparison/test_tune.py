@@ -536,7 +536,7 @@ def test_optuna_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 PROGRAM = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_tune import experiment
 from descant.comparison import tune
 tune.search(experiment(), 7, Path(sys.argv[1]))
@@ -545,7 +545,8 @@ tune.search(experiment(), 7, Path(sys.argv[1]))
 
 @pytest.mark.slow
 def test_a_killed_search_ends_as_an_unbroken_one(unbroken: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", PROGRAM, str(tmp_path), str(Path(__file__).parent)]
+    words = [sys.executable, "-c", PROGRAM, str(tmp_path),
+             str(Path(__file__).parent), str(Path(__file__).parents[1])]
     rng = np.random.default_rng(0)
     for _ in range(20):
         process = subprocess.Popen(words)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from test_cli import Result, call
 
 import descant
+from cli_helpers import Result, call
 from descant.comparison import execute as carry_out
 from descant.comparison import plan as planning
 from descant.core import fields

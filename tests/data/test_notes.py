@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_cli import call
 
 import descant
+from cli_helpers import call
 from descant import Federation
 from descant.data.labels import as_classes, as_known
 from descant.data.notes import LARGE

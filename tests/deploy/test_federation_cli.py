@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from test_cli import ANSI, Result, call
 
+from cli_helpers import ANSI, Result, call
 from descant.errors import UsageError
 from descant.view.outcome import main_metric, show_outcome
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import call
 from torch import nn
 
 import descant
+from cli_helpers import call
 from descant import Federation, algorithms
 from descant.cli import _require_result
 from descant.core.task import FunctionTask, Task

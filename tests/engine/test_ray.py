@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from test_cli import call
 
 import descant
+from cli_helpers import call
 from descant import DescantError, UsageError
 from descant.algorithms import ALGORITHMS, SCAFFOLD, FedAvg, pFedGT
 from descant.core.algorithm import Algorithm, ClientData, Message

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import call
 
 import descant
+from cli_helpers import call
 from descant.core.task import Batch
 from descant.core.vector import Model
 from descant.errors import UsageError

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_cli import call
 
 import descant
+from cli_helpers import call
 from descant.core import fields
 from descant.core.federation import Federation
 from descant.core.splits import Table

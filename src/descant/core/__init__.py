@@ -1,3 +1,3 @@
-"""Values that everything is made of: trees, models as vectors, fields, federations, tasks, the interface of a method.
+"""Values that everything is made of: trees, models as vectors, fields, federations, tasks, what a method is.
 
 Imports no other room."""

@@ -1,3 +1,3 @@
-"""What clients and server believe about models: priors, precisions, groups, beliefs made of them, and solvers.
+"""What clients and server believe about models: priors, precisions, groups and beliefs; and local solvers.
 
 Imports core."""

@@ -1,0 +1,80 @@
+"""The plan of the package: layers that import downwards only, rooms that say what they are, files of a readable length."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mutate import mutated
+from benchmarks.mutations import MUTATIONS, Mutation
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "descant"
+MOST_LINES = 400
+MOST_ROOMS = 12
+LIMITS = {"cgpfl": 150, "fedmap": 170, "pfedbred": 170, "pfedgt": 200, "fedamp": 60}
+
+
+def lint_imports(package: Path) -> subprocess.CompletedProcess[str]:
+    """Check the layers of a copy of the package, wherever it lies."""
+    command = [Path(sys.executable).parent / "lint-imports", "--config", ROOT / "pyproject.toml", "--no-cache"]
+    return subprocess.run(command, cwd=package.parent, capture_output=True, text=True, check=False,
+                          env=os.environ | {"PYTHONPATH": str(package.parent)})
+
+
+def test_no_room_imports_a_higher_one() -> None:
+    done = lint_imports(PACKAGE)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("room", "line"), [
+    ("core/tree.py", "from descant.engine import rounds"),
+    ("priors/precision.py", "def hidden():\n    from descant.algorithms import fedavg"),
+    ("comparison/plan.py", "def hidden():\n    import descant.view.tables"),
+    ("core/vector.py", "def hidden():\n    from descant.core.task import Task"),
+])
+def test_a_forbidden_import_is_found_even_in_a_function(room: str, line: str, tmp_path: Path) -> None:
+    copy = tmp_path / "descant"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / room).open("a", encoding="utf-8") as file:
+        file.write(f"\n\n{line}\n")
+    done = lint_imports(copy)
+    assert done.returncode == 1, done.stdout
+    assert "is not allowed to import" in done.stdout
+
+
+def test_the_rooms_are_few_and_say_what_they_are() -> None:
+    rooms = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert len(rooms) <= MOST_ROOMS
+    files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
+    assert files == {"__init__.py", "__main__.py", "api.py", "errors.py", "py.typed"}
+    for room in rooms:
+        text = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+        assert text, room
+        what, _, imports = text.partition("\n\n")
+        assert what.endswith("."), room
+        assert "import" in imports.lower(), f"{room.name} does not say what it may import"
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {path.name: n for path, n in lengths.items() if n > MOST_LINES} == {}
+    methods = {path.stem: n for path, n in lengths.items() if path.parent.name == "algorithms"}
+    assert {name: methods[name] for name, most in LIMITS.items() if methods[name] > most} == {}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: f"{mutation.file}: {mutation.why}")
+def test_every_mutation_fits_the_code(mutation: Mutation) -> None:
+    path = PACKAGE / mutation.file
+    text = path.read_text(encoding="utf-8")
+    changed = mutated(text, mutation)
+    assert changed != text
+    ast.parse(changed)
+    for test in mutation.tests:
+        assert (ROOT / test.partition("::")[0]).exists(), test
