@@ -1,7 +1,7 @@
 """Do the tests notice a wrong line? `python -m benchmarks.mutate`
 
-Every mutation changes one place of the package in a copy of it, and the quick tests that are responsible for that
-place must then fail. Survivors are printed; there should be none.
+Every mutation changes one place of the package in a copy of it, and the quick tests that are responsible for
+that place must then fail. Survivors are printed; there should be none.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-from benchmarks.mutations import MUTATIONS, Mutation
 from rich.console import Console
 from rich.progress import track
+
+from benchmarks.mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 900  # seconds: a mutation may also be noticed by a test that never ends
@@ -73,7 +74,8 @@ def main(
     with ThreadPoolExecutor(jobs) as pool:
         verdicts = [*track(pool.map(judge, chosen), "mutations", total=len(chosen), console=console)]
     survivors = [verdict.mutation for verdict in verdicts if not verdict.caught]
-    lines = [f"caught    {mutation.file}: {mutation.why}  ({by})" for mutation, caught, by in verdicts if caught]
+    lines = [f"caught    {mutation.file}: {mutation.why}  ({by})"
+             for mutation, caught, by in verdicts if caught]
     lines += [f"SURVIVED  {mutation.file}: {mutation.why}\n          {mutation.old!r} -> {mutation.new!r}"
               for mutation in survivors]
     for line in lines:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from descant.core.vector import Model
     from descant.data import federation
     from descant.deploy import export
-    from descant.deploy import export as handover
     from descant.errors import DescantError, UsageError
     from descant.experiment.config import Experiment
     from descant.experiment.run import Run

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
+from benchmarks.bench import app
 from benchmarks.speed import command, growth
 from benchmarks.speed.apart import Apart
 from benchmarks.speed.case import METHODS, MODELS, Case, random_federation
@@ -22,7 +23,6 @@ from benchmarks.speed.engine import Engine
 from benchmarks.speed.lean import Lean
 from benchmarks.speed.products import Layer, Shapes, Share
 from benchmarks.speed.table import show_summary
-from descant.cli import app
 from descant.errors import DescantError, UsageError
 from descant.models import DNN
 
@@ -154,7 +154,7 @@ def test_names_are_checked():
     (["--out", "/dev/null"], "--out /dev/null"),
 ])
 def test_wrong_requests_are_told_in_a_line(arguments, message):
-    result = CliRunner().invoke(app, ["bench", *arguments])
+    result = CliRunner().invoke(app, [*arguments])
     assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output
@@ -193,7 +193,7 @@ def test_the_command(tmp_path: Path, monkeypatch):
     for name, sizes in (("CLIENTS", (10, 12)), ("COHORTS", (10, 12)), ("HIDDEN", (1, 2))):
         monkeypatch.setattr(growth, name, sizes)
     out = tmp_path / "bench"
-    result = CliRunner().invoke(app, ["bench", "--methods", "fedavg,mh", "--repetitions", "2",
+    result = CliRunner().invoke(app, ["--methods", "fedavg,mh", "--repetitions", "2",
                                       "--backends", "vectorised,auto", "--out", str(out)])
     assert result.exit_code == 0, result.output
     found = json.loads((out / "bench.json").read_text())

@@ -1,4 +1,4 @@
-"""The plan of the package: layers that import downwards only, rooms that say what they are, files of a readable length."""
+"""The plan of the package: layers that import downwards, rooms that say what they are, short files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ LIMITS = {"cgpfl": 150, "fedmap": 170, "pfedbred": 170, "pfedgt": 200, "fedamp":
 
 def lint_imports(package: Path) -> subprocess.CompletedProcess[str]:
     """Check the layers of a copy of the package, wherever it lies."""
-    command = [Path(sys.executable).parent / "lint-imports", "--config", ROOT / "pyproject.toml", "--no-cache"]
+    script = Path(sys.executable).with_name("lint-imports")
+    command = [script, "--no-cache", "--config", ROOT / "pyproject.toml"]
     return subprocess.run(command, cwd=package.parent, capture_output=True, text=True, check=False,
                           env=os.environ | {"PYTHONPATH": str(package.parent)})
 
