@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from descant.errors import DescantError, UsageError
     from descant.experiment.config import Experiment
     from descant.experiment.run import Run
-    from descant.priors.prior import Flat, Gaussian
+    from descant.priors.quadratic import Flat, Gaussian
     from descant.priors.solve import SGD, Adam, Proximal
 
     __version__: str
@@ -32,7 +32,7 @@ _HOME = {
     "DescantError": "descant.errors", "UsageError": "descant.errors",
     "Experiment": "descant.experiment.config", "Run": "descant.experiment.run",
     "Federation": "descant.core.federation",
-    "Flat": "descant.priors.prior", "Gaussian": "descant.priors.prior",
+    "Flat": "descant.priors.quadratic", "Gaussian": "descant.priors.quadratic",
     "SGD": "descant.priors.solve", "Adam": "descant.priors.solve", "Proximal": "descant.priors.solve",
     "Batch": "descant.core.task", "FunctionTask": "descant.core.task", "ModuleTask": "descant.core.task",
     "Task": "descant.core.task",

@@ -19,7 +19,6 @@ from torch import Tensor
 
 import descant
 from descant.algorithms import CGPFL, FedAvg, pFedMe
-from descant.algorithms.cgpfl import K_by_validation
 from descant.core import tree
 from descant.core.federation import Federation
 from descant.core.splits import Table
@@ -332,8 +331,9 @@ def test_who_comes_late_finds_its_cluster() -> None:
         made = e.server
         everyone = e.training.round_of(e.everyone)
         message = algorithm.broadcast(made, everyone)
-        close(message.each.mean.theta[4:], torch.zeros((5, 4), dtype=torch.float64), 0)
-        wrong = message.each._replace(mean=tree.take(made.priors.mean, torch.zeros(9, dtype=torch.int64)))
+        close(message.each.shared.mean.theta[4:], torch.zeros((5, 4), dtype=torch.float64), 0)
+        first = tree.take(made.priors.mean, torch.zeros(9, dtype=torch.int64))
+        wrong = message.each._replace(shared=message.each.shared._replace(mean=first))
         outcome = e.backend.run("local", e.everyone, 99, message._replace(each=wrong), e.states())
         stayed = clustering.nearest(outcome.values.upload.model.theta, made.priors.mean.theta)
         assert (stayed.labels == 0).all()
@@ -346,7 +346,7 @@ def test_who_comes_late_finds_its_cluster() -> None:
         assert report.info["clusters"].tolist() == list(GROUPS)
         assert report.info["moved"] == 0
         assert not torch.equal(e.server.priors.mean.theta[1], made.priors.mean.theta[1])  # 4 counts by now
-        close(algorithm.broadcast(e.server, everyone).each.mean.theta,
+        close(algorithm.broadcast(e.server, everyone).each.shared.mean.theta,
               e.server.priors.mean.theta[list(GROUPS)], 0)
 
 
@@ -354,7 +354,7 @@ def test_late_clients_are_told_the_precision_of_the_common_prior() -> None:
     algorithm = CGPFL(K=3, lam=LearnedVariance(s=0.3), eta=0.2, beta=0.3)
     with engine(algorithm, PLANTED, "quadratic", **settings()) as e:
         attend(e, [0, 1, 2, 3], [0, 1, 2, 3])
-        told = algorithm.broadcast(e.server, e.training.round_of(e.everyone)).each.pull.shared
+        told = algorithm.broadcast(e.server, e.training.round_of(e.everyone)).each.shared.pull
         close(told[4:], torch.full((5, 4), 0.3, dtype=torch.float64), 0)
         assert_same(told[:4], e.server.priors.pull[list(GROUPS[:4])])
 
@@ -557,30 +557,6 @@ def test_heur_in_a_later_round_and_with_few() -> None:
         reports = e.play(3)
         assert [report.info["K"] for report in reports] == [1, 1, 1]
         assert ["choice" in report.info for report in reports] == [True, False, False]
-
-
-def test_K_by_validation() -> None:
-    """With K = 3 all members of a cluster have the same optimum, w_k goes there, and the loss to 0: each of
-    the 60 local rounds shrinks the gap by about 1 - 0.6 A_i, A_i >= 1/7. With K = 1 theta_i stays away from
-    a_i by lam (H_i + lam)^-1 (w - a_i), and w cannot be near all three optima. K = 2 merges two groups."""
-    federation = planted(rows=8, validation=0.25)
-    assert federation.validation.sizes.min() > 0
-    algorithm = CGPFL(beta=0.3, **EXACT | {"S": 4})
-    settings: dict[str, Any] = {"model": "quadratic", "rounds": 20, "local": {"steps": 3}, "batch": "full",
-                                "backend": "vectorised", "dtype": "float64"}
-    chosen = K_by_validation(federation, (3, 1, 2), algorithm, **settings)
-    assert chosen.metric == "loss"
-    assert list(chosen.figures) == [1, 2, 3]
-    assert chosen.algorithm == dataclasses.replace(algorithm, K=3)
-    assert chosen.figures[3] < 1e-2 < 1 < chosen.figures[2] < chosen.figures[1]
-    run = descant.run(chosen.algorithm, federation=federation, **settings)
-    assert chosen.figures[3] == run.summary["best"]["personal"]["val"]["loss"]["mean"]
-    still = CGPFL(eta=1e-300, beta=1e-300)  # nobody learns anything: the figures are equal
-    assert K_by_validation(federation, (2, 1), still, **settings | {"rounds": 1}).algorithm.K == 1
-    with pytest.raises(UsageError, match="no validation data"):
-        K_by_validation(PLANTED, (1, 2), model="quadratic", rounds=1, dtype="float64")
-    with pytest.raises(UsageError, match="candidates"):
-        K_by_validation(federation, ())
 
 
 # -- bad input --------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from descant.core import fields, tree
 from descant.core.algorithm import Algorithm
 from descant.experiment.config import parse_algorithm
 from descant.priors.adaptive import practical_lambda
-from descant.priors.belief import Belief
+from descant.priors.belief import GaussianState
 from descant.priors.precision import Adaptive, FixedVariance, LearnedVariance, stationary_s
 from descant.priors.solve import SGD
 from helpers import Engine, engine, quadratics, unbalanced
@@ -63,7 +63,7 @@ GAUSSIAN = ["fedprox", "ditto", "pfedme", "pfedbred", "one_stage_fedprox", "cgpf
 def precision_state(e: Engine) -> Any:
     """The state of the rule on the server; of the one cluster, where there are clusters."""
     server = e.server
-    return server.pull if isinstance(server, Belief) else tree.take(server.priors.pull, 0)
+    return server.pull if isinstance(server, GaussianState) else tree.take(server.priors.pull, 0)
 
 
 def reported_lam(report: Any) -> float:

@@ -406,7 +406,7 @@ def grad_steps(algorithm: Algorithm, batches: list[int]) -> int | None:
         OneStageFedProx: getattr(algorithm, "K", None),
         SCAFFOLD: 1,
         # beside the steps on theta: of the mean, and two for each product with a Hessian
-        pFedBreD: 2 + {"mh": 1, "mh_code": 2, "mh_nested": 2 + 5}.get(getattr(algorithm, "strategy", ""), 0),
+        pFedBreD: 2 + {"mh": 1, "mh_code": 2, "mh_nested": 2 + 4}.get(getattr(algorithm, "strategy", ""), 0),
         pFedGT: len(getattr(getattr(algorithm, "gamma", None), "candidates", "1")),  # a solve for each
         CGPFL: getattr(algorithm, "S", None),
     }

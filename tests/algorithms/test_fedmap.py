@@ -19,14 +19,13 @@ from torch import Tensor
 
 import descant
 from descant.algorithms import Ditto, FedMAP, OneStageFedProx, pFedMe
-from descant.algorithms.fedmap import Learned, client_weights
 from descant.core import tree
 from descant.core.algorithm import Round
 from descant.core.tree import Tree
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.priors.belief import Belief
-from descant.priors.energy import Energy, InputConvex
+from descant.priors.belief import GaussianState, Tempered, Upload
+from descant.priors.energy import Energy, InputConvex, Learned
 from descant.priors.precision import Adaptive, FixedVariance, LearnedVariance, stationary_s
 from descant.priors.solve import SGD, Adam, Proximal
 from descant.theory.envelope import MeanAndVariance, as_energy, client_losses, envelope
@@ -65,8 +64,13 @@ def mean_losses(thetas: Tensor) -> Tensor:
     return torch.einsum("ij,ijk,ik->i", thetas - A, H, thetas - A) / 2
 
 
+def client_weights(kind: Any, logs: Tensor, sizes: Tensor, temperature: float = 1.0) -> Tensor:
+    uploads = Upload(Model(NONE, NONE), (), logs)
+    return Tempered(kind, temperature)(uploads, Round(0, 1, torch.arange(len(sizes)), sizes, len(sizes)))[0]
+
+
 def place(e: Engine, gamma: Tensor, pull: Tree = ()) -> None:
-    e.training.server = Belief(Model(gamma, NONE), pull)
+    e.training.server = GaussianState(Model(gamma, NONE), pull)
 
 
 # -- what it is where others are known ---------------------------------------------------------------------
@@ -227,8 +231,8 @@ NETWORK = InputConvex(hidden=2, sigma2=1.0, kappa=2.0, epsilon=0.05)
 S0 = torch.tensor([0.5, 2.0, 0.1, 7.0], dtype=torch.float64)
 LR = 0.3
 THEOREM: dict[str, tuple[Any, Tree]] = {
-    "fixed": (FixedVariance(SIGMA2), Belief(Model(W0, NONE), ())),
-    "learned": (LearnedVariance(c=0.5, epsilon=0.01, lr=LR), Belief(Model(W0, NONE), S0)),
+    "fixed": (FixedVariance(SIGMA2), GaussianState(Model(W0, NONE), ())),
+    "learned": (LearnedVariance(c=0.5, epsilon=0.01, lr=LR), GaussianState(Model(W0, NONE), S0)),
     "robust": (Robust(), Learned(W0, NONE)),
     "input_convex": (NETWORK, Learned(NETWORK.init(W0, np.random.default_rng(0)), NONE)),
 }
@@ -363,7 +367,7 @@ def test_the_rule_is_the_one_that_other_methods_use() -> None:
     """The same object is Ditto's lam and FedMAP's prior; FedMAP's server has theta_k, so that evidence costs
     no traffic, and gives the rule what the clients of other methods tell: (theta_k - mean)^2."""
     rule = LearnedVariance(epsilon=1e-3, lr=2.0)
-    assert Ditto(lam=rule).rule is FedMAP(rule).prior
+    assert Ditto(lam=rule).belief.precision is FedMAP(rule).belief.precision
     with engine(FedMAP(rule, SGD(lr=0.3), weights="samples", server_lr=0.1), FEDERATION, "quadratic",
                 **settings(3)) as e:
         e.play()

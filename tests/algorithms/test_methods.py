@@ -21,7 +21,7 @@ from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
 from descant.core.task import inputs
 from descant.core.vector import Model
-from descant.priors.prior import Gaussian
+from descant.priors.quadratic import Gaussian
 from descant.priors.solve import SGD, Adam, Proximal
 from helpers import assert_same, batchnorm_net, engine, finite_differences, quadratics, ragged, unbalanced
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import descant
 from descant.algorithms import SCAFFOLD, pFedGT
-from descant.algorithms.pfedgt import ByValidation, Others, State
+from descant.algorithms.pfedgt import ByValidation, State
 from descant.core.algorithm import Message
 from descant.core.federation import Federation
 from descant.core.tree import take
@@ -27,6 +27,7 @@ from descant.core.vector import Model
 from descant.errors import UsageError
 from descant.experiment.checkpoint import Keeper
 from descant.experiment.config import parse_algorithm
+from descant.priors.quadratic import Quadratic
 from descant.priors.solve import SGD, Adam, Proximal
 from descant.theory import game
 from descant.theory.oracle import messages
@@ -123,7 +124,7 @@ def test_the_prior_of_the_others() -> None:
     """Gradient and proximal map against the energy: the map minimises ||u - v||^2 / 2 + step energy(u)."""
     rng = np.random.default_rng(0)
     slope, v = (torch.from_numpy(rng.standard_normal(D)) for _ in range(2))
-    others = Others(slope, 0.3)
+    others = Quadratic(slope, 0.3)
     close(finite_differences(others.energy, v, 1e-3), others.grad(v), 1e-10)
     u = others.prox(v, 0.7)
     close(u - v + 0.7 * others.grad(u), torch.zeros(D, dtype=torch.float64), 1e-14)

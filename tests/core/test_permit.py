@@ -28,8 +28,8 @@ from descant.deploy.export import load_model, predictions
 from descant.errors import UsageError
 from descant.experiment.config import Experiment, parse_algorithm
 from descant.models import ModelSpec, OwnModel
-from descant.priors.bregman import FromGenerator
 from descant.priors.energy import OwnPrior
+from descant.priors.generators import FromGenerator
 
 STRANGER = """
 from pathlib import Path

@@ -25,7 +25,7 @@ from descant.core.vector import Layout, Model
 from descant.engine.batches import BLOCK, ClientTensors, LocalWork, Plan, View, plan_chunk
 from descant.engine.store import ClientStore
 from descant.errors import UsageError
-from descant.priors.prior import Flat, Gaussian
+from descant.priors.quadratic import Flat, Gaussian
 from descant.priors.solve import SGD, Adam, Proximal, Solver
 from helpers import assert_same, finite_differences, ragged
 

@@ -23,11 +23,11 @@ from descant.priors.bregman import (
     DiagonalGaussian,
     Exponential,
     Family,
-    FromGenerator,
     FullGaussian,
     Poisson,
     SphericalGaussian,
 )
+from descant.priors.generators import FromGenerator
 from descant.theory.bregman import envelope, envelope_gradient, objective_gradient, proximal_map
 from helpers import finite_differences
 

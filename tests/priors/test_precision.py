@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from descant.algorithms import Ditto, FedProx, OneStageFedProx, pFedMe
-from descant.core.algorithm import Algorithm, Round
+from descant.core.algorithm import Algorithm, Message, Round
 from descant.core.tree import take
 from descant.core.vector import Model
 from descant.errors import UsageError
 from descant.priors.adaptive import practical_lambda, theorem_lambda
-from descant.priors.belief import Belief
+from descant.priors.belief import GaussianState
 from descant.priors.precision import (
     Adaptive,
     Fixed,
     LearnedVariance,
     PerClient,
     Precision,
-    Sent,
     as_rule,
     overshooting,
     stationary_s,
@@ -146,7 +145,7 @@ def test_adaptive_for_each_client() -> None:
     some = facts(2, cohort=(1, 3), sizes=(20.0, 5.0))
     sent = rule.send(state, some)
     torch.testing.assert_close(sent.each, expected[[1, 3]], rtol=1e-12, atol=0)
-    assert rule.value(Sent(sent.shared, take(sent.each, 0))) == sent.each[0]
+    assert rule.value(Message(sent.shared, take(sent.each, 0))) == sent.each[0]
     assert float(rule.value(rule.newcomer(state))) == pytest.approx(float(expected.mean()))
 
 
@@ -226,7 +225,7 @@ def test_the_learned_variance_minimises_the_printed_objective(c: float) -> None:
     torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-8)
     for factor in (0.99, 1.01):
         assert objective(factor * s, c, 0.05) > objective(s, c, 0.05)
-    torch.testing.assert_close(rule.value(Sent(shared=s)), 1 / (s + c))
+    torch.testing.assert_close(rule.value(Message(shared=s)), 1 / (s + c))
     assert [float(report["s"][k]) for k in ("least", "median", "most")] == sorted(s.tolist())
 
 
@@ -262,7 +261,7 @@ def test_the_pulls_of_a_cohort_together(rule: Precision) -> None:
     pooled = rule.pooled(state, P, round)
     assert float(pooled.weights.sum()) == pytest.approx(1)
     sent = rule.send(state, round)
-    lams = [rule.value(Sent(sent.shared, take(sent.each, k))) for k in range(3)]
+    lams = [rule.value(Message(sent.shared, take(sent.each, k))) for k in range(3)]
     for w in (MEAN, vector(5, -3, 1)):
         pulls = sum(p * lam * (w - w_i) for p, lam, w_i in zip(P, lams, THETA, strict=True))
         together = pooled.precision * (w - pooled.weights @ THETA)
@@ -309,7 +308,7 @@ class Done(NamedTuple):
     state: Any
 
 
-def work(e: Engine, algorithm: Algorithm, belief: Belief, states: Any) -> Done:
+def work(e: Engine, algorithm: Algorithm, belief: GaussianState, states: Any) -> Done:
     """What all clients do in round 5, if they have these states and the algorithm sends them this belief."""
     with engine(algorithm, FEDERATION, "quadratic", **FULL) as other:
         message = algorithm.broadcast(belief, e.training.round_of(e.everyone))
@@ -337,12 +336,12 @@ def test_an_adaptive_lam_is_the_number_that_it_has_come_to(method: str, per_clie
         assert len(set(lam.flatten().tolist())) == (5 if per_client else 1)
 
         number = METHODS[method](tuple(lam.tolist()) if per_client else float(lam))
-        pulls = number.rule.init(e.model.theta, e.training.round_of(e.everyone))
-        expected = work(e, number, Belief(e.model, pulls), e.states())
+        pulls = number.belief.precision.init(e.model.theta, e.training.round_of(e.everyone))
+        expected = work(e, number, GaussianState(e.model, pulls), e.states())
         found = work(e, adaptive, e.server, e.states())
         assert_same(found, expected)
         # which is something else than with the pilot's; Ditto does not upload the model that is pulled
-        weak = work(e, METHODS[method](0.25), Belief(e.model, ()), e.states())
+        weak = work(e, METHODS[method](0.25), GaussianState(e.model, ()), e.states())
         part = "state" if method == "ditto" else "model"
         assert (getattr(found, part).theta - getattr(weak, part).theta).abs().max() > 1e-3
 
@@ -356,7 +355,7 @@ def test_a_client_s_own_lam_is_that_of_a_federation_with_this_lam(method: str) -
         e.play(2)
         found = work(e, own, e.server, e.states())
         for k, lam in enumerate(lams):
-            alike = work(e, METHODS[method](lam), Belief(e.model, ()), e.states())
+            alike = work(e, METHODS[method](lam), GaussianState(e.model, ()), e.states())
             assert_same(take(found, k), take(alike, k), 1e-13)
 
 

@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
-from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, average, toward
+from descant.core.algorithm import (
+    Algorithm,
+    ClientData,
+    Message,
+    Round,
+    Weights,
+    average,
+    interpolate,
+    least_loss,
+)
 from descant.core.fields import hyper
 from descant.core.task import Batch, Task
-from descant.core.tree import Tree, map_tree
+from descant.core.tree import Tree, map_tree, pick, stack
 from descant.core.vector import Model
 from descant.priors.solve import SGD, Solver, descend
 
@@ -81,7 +89,7 @@ class Dichotomous(Algorithm):
 
     def aggregate(self, server: Server, uploads: Model, round: Round) -> tuple[Server, dict[str, Any]]:
         mean = average(uploads, round.weights(self.weights))
-        return server._replace(w=toward(server.w, mean, self.beta)), {}
+        return server._replace(w=interpolate(server.w, mean, self.beta)), {}
 
     def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
         return better(task, state, message.shared, data)
@@ -109,11 +117,6 @@ class Dichotomous(Algorithm):
 
 def better(task: Task, own: Model, shared: Model, data: ClientData) -> Model:
     """The model of ONE client with the lower validation loss: `shared` if there is no telling."""
-
-    def losses(batch: Batch) -> Tensor:
-        return torch.stack([task.loss(own, batch), task.loss(shared, batch)])
-
-    own_loss, shared_loss = data.mean(losses, "validation")
-    is_better = own_loss < shared_loss  # False where a loss is NaN, as it is on no rows
-    chosen: Model = map_tree(lambda a, b: torch.where(is_better, a, b), own, shared)
+    both = stack([shared, own])
+    chosen: Model = pick(both, least_loss(task, both, data, "validation"))
     return chosen

@@ -10,13 +10,14 @@ from descant.core.fields import hyper
 from descant.core.ranges import Log
 from descant.core.task import Task
 from descant.core.vector import Model
-from descant.priors.belief import SharedPrior, Told
-from descant.priors.precision import Lam, strongest, unstable
+from descant.priors.belief import Average, Belief, Counted, GaussianBelief, PriorMethod, Upload
+from descant.priors.grouping import KMeans, grouped
+from descant.priors.precision import Lam, as_rule, strongest, unstable
 from descant.priors.solve import SGD, Solver, solve, step_size
 
 
 @dataclass(frozen=True)
-class Ditto(SharedPrior):
+class Ditto(PriorMethod):
     """Fair and robust federated learning through personalization.
 
     Client, from the received w:
@@ -39,6 +40,7 @@ class Ditto(SharedPrior):
     solver: Solver = hyper(SGD(lr=0.05), "local optimizer of both models")
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
+    groups: KMeans | None = hyper(None, "a server model for each cluster of clients; absent: one for all")
 
     def local_step(self) -> LocalStep:
         return LocalStep("solver.lr", strongest(self.lam))
@@ -46,16 +48,16 @@ class Ditto(SharedPrior):
     def cautions(self) -> list[str]:
         return unstable("solver.lr", step_size(self.solver), self.lam, "lam")
 
-    def init_client(self, task: Task, model: Model) -> Model:
-        return model
+    @property
+    def belief(self) -> Belief:
+        prior = GaussianBelief(as_rule(self.lam), Average(self.beta), Counted(self.weights))
+        return grouped(prior, self.groups, self.name)
 
-    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Told, Model]:
-        w_i = solve(task, message.shared.mean, data, self.solver)
-        v_i = solve(task, state, data, self.solver, self.prior(message))
-        return self.told(w_i, v_i, message), v_i
-
-    def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
-        return state
+    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
+        w_i = solve(task, self.belief.centre(message), data, self.solver)
+        v_i = solve(task, state, data, self.solver, self.belief.prior(message))
+        return self.belief.tell(message, w_i, v_i), v_i
 
     def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
-        return solve(task, message.shared.mean, data, self.solver, self.prior(message))
+        sent = self.belief.chosen(task, message, data)
+        return solve(task, self.belief.centre(sent), data, self.solver, self.belief.prior(sent))

@@ -10,13 +10,14 @@ from descant.core.fields import hyper
 from descant.core.ranges import Log
 from descant.core.task import Task
 from descant.core.vector import Model
-from descant.priors.belief import SharedPrior, Told
-from descant.priors.precision import Lam, Precision, as_rule, strongest, unstable
+from descant.priors.belief import Average, Belief, Counted, GaussianBelief, PriorMethod, Upload
+from descant.priors.grouping import KMeans, grouped
+from descant.priors.precision import Lam, as_rule, strongest, unstable
 from descant.priors.solve import SGD, Solver, solve, step_size
 
 
 @dataclass(frozen=True)
-class FedProx(SharedPrior):
+class FedProx(PriorMethod):
     """Federated averaging with a proximal term.
 
     Client, from w:   w_i ~ argmin f_i(v) + mu/2 ||v - w||^2   by one step on each batch of the round.
@@ -36,6 +37,7 @@ class FedProx(SharedPrior):
     solver: Solver = hyper(SGD(lr=0.05), "local optimizer")
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
+    groups: KMeans | None = hyper(None, "a server model for each cluster of clients; absent: one for all")
 
     def local_step(self) -> LocalStep:
         return LocalStep("solver.lr", strongest(self.mu))
@@ -44,17 +46,20 @@ class FedProx(SharedPrior):
         return unstable("solver.lr", step_size(self.solver), self.mu, "mu")
 
     @property
-    def rule(self) -> Precision:
-        return as_rule(self.mu)
+    def belief(self) -> Belief:
+        prior = GaussianBelief(as_rule(self.mu), Average(self.beta), Counted(self.weights))
+        return grouped(prior, self.groups, self.name)
+
+    def init_client(self, task: Task, model: Model) -> tuple[()]:
+        return ()
 
     def local(self, task: Task, message: Message, state: tuple[()], data: ClientData
-              ) -> tuple[Told, tuple[()]]:
-        w_i = solve(task, message.shared.mean, data, self.solver, self.prior(message))
-        return self.told(w_i, w_i, message), ()
+              ) -> tuple[Upload, tuple[()]]:
+        w_i = solve(task, self.belief.centre(message), data, self.solver, self.belief.prior(message))
+        return self.belief.tell(message, w_i, w_i), ()
 
     def personalize(self, task: Task, message: Message, state: tuple[()], data: ClientData) -> Model:
-        return self.adapt(task, message, data)
+        return self.belief.centre(message)
 
     def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
-        w: Model = message.shared.mean
-        return w
+        return self.belief.centre(self.belief.chosen(task, message, data))

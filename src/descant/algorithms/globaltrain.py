@@ -14,7 +14,7 @@ from descant.core.ranges import Step
 from descant.core.task import Batch, Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
-from descant.priors.prior import Flat
+from descant.priors.quadratic import Flat
 from descant.priors.solve import SGD
 
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from descant.core.algorithm import ClientData, LocalStep, Message, Round, Weights, average
+from descant.core.algorithm import ClientData, LocalStep, Message, Weights
 from descant.core.fields import hyper
 from descant.core.ranges import Log, Step
 from descant.core.task import Batch, Task
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.priors.belief import Belief, SharedPrior, Told
-from descant.priors.precision import Lam, inner_step, strongest, unstable
-from descant.priors.prior import Gaussian
-from descant.priors.solve import SGD, settle
+from descant.priors.belief import Belief, Counted, Descend, GaussianBelief, PriorMethod, Upload
+from descant.priors.grouping import KMeans, grouped
+from descant.priors.precision import Lam, as_rule, inner_step, strongest, unstable
+from descant.priors.solve import SGD, inner_solve
 from descant.theory.moreau import corollary_steps
 
 
@@ -27,26 +27,17 @@ class Schedule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OneStageFedProx(SharedPrior):
+class OneStageFedProx(PriorMethod):
     """Minimises sum_i p_i (L_i(w_i) + lam/2 ||w_i - w_g||^2) over w_g and all w_i (Algorithm 1).
 
     Client, from its own w_i of the last time, K times for each batch:
         w_i <- w_i - eta (grad L_i(w_i) + lam (w_i - w_g)).
     Server:  w_g <- w_g - gamma lam (w_g - sum_{i in S} p_i w_i).
 
-    The client predicts with w_i; one that is absent keeps it. The paper's form with full gradients is
-    batch = "full", one local step and K; its form with minibatches is K = 1 and some epochs. Without a gamma
-    it is 1 / lam, as in the paper's experiments on real data: then w_g is the mean of the w_i. With
-    steps = "theory", eta, gamma and K are those of Corollary 1 for the L and mu that are given. With a
-    weight_decay, L_i(w) has weight_decay/2 ||w||^2 besides, and L and mu are those with it.
-
-    lam may differ from client to client (objective 18, which the paper leaves open) or follow a rule. The
-    server's step is then w_g <- w_g - gamma sum_i p_i lam_i (w_g - w_i), and without a gamma w_g goes to the
-    minimiser sum_i p_i lam_i w_i / sum_i p_i lam_i.
-
-    The authors' experiments state gamma = 1 / L_g = (lam + L) / (lam L) on synthetic data, which Theorem 2
-    excludes, and their code does not reach: it takes the mean over all clients, also over those not sampled.
-    Here the server averages the clients that took part. A newcomer does the work of one round from w_g.
+    Without a gamma it is 1 / lam, and w_g the mean of the w_i. steps = "theory" takes eta, gamma and K of
+    Corollary 1 for the given L and mu. With a weight_decay, L and mu are those of the losses with it. Where
+    lam differs or follows a rule, w_g <- w_g - gamma sum_i p_i lam_i (w_g - w_i), and without a gamma the
+    minimiser sum_i p_i lam_i w_i / sum_i p_i lam_i. More in docs/methods/one_stage_fedprox.md.
     """
 
     name: ClassVar[str] = "one_stage_fedprox"
@@ -70,6 +61,7 @@ class OneStageFedProx(SharedPrior):
     mu: float | None = hyper(None, "their strong convexity, where it is known", gt=0)
     weights: Weights = hyper("uniform", "what a client counts in the average")
     weight_decay: float = hyper(0.0, "strength of the pull to zero", ge=0)
+    groups: KMeans | None = hyper(None, "a server model for each cluster of clients; absent: one for all")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,35 +111,17 @@ class OneStageFedProx(SharedPrior):
                             "on full batches")
         return cautions
 
-    def init_client(self, task: Task, model: Model) -> Model:
-        return model
+    @property
+    def belief(self) -> Belief:
+        prior = GaussianBelief(as_rule(self.lam), Descend(self.schedule().gamma), Counted(self.weights))
+        return grouped(prior, self.groups, self.name)
 
-    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Told, Model]:
-        w_i = self._descended(task, state, self.prior(message), data)
-        return self.told(w_i, w_i, message), w_i
-
-    def _descended(self, task: Task, w_i: Model, prior: Gaussian, data: ClientData) -> Model:
+    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
         eta, _, K = self.schedule()
-        solver = SGD(lr=eta, weight_decay=self.weight_decay)
+        solver, prior = SGD(lr=eta, weight_decay=self.weight_decay), self.belief.prior(message)
 
         def steps(w_i: Model, batch: Batch) -> Model:
-            return settle(task, w_i, batch, solver, prior, K)
+            return inner_solve(task, w_i, batch, solver, prior, K)
 
-        w_i = data.scan(steps, w_i)
-        return w_i
-
-    def aggregate(self, server: Belief, uploads: Told, round: Round) -> tuple[Belief, dict[str, Any]]:
-        weights = round.weights(self.weights)
-        pulls = self.rule.pooled(server.pull, weights, round)
-        w_g = average(uploads.model, pulls.weights)
-        if (gamma := self.schedule().gamma) is not None:
-            step = gamma * pulls.precision * (server.mean.theta - w_g.theta)
-            w_g = Model(server.mean.theta - step, w_g.stats)
-        pull, report = self.rule.update(server.pull, uploads.evidence, weights, round)
-        return Belief(w_g, pull), report
-
-    def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
-        return state
-
-    def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
-        return self._descended(task, message.shared.mean, self.prior(message), data)
+        w_i = data.scan(steps, state)
+        return self.belief.tell(message, w_i, w_i), w_i

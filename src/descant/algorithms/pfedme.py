@@ -13,10 +13,12 @@ from descant.core.fields import hyper
 from descant.core.ranges import Log, Step
 from descant.core.task import Batch, Task
 from descant.core.vector import Model
-from descant.priors.belief import SharedPrior, Told
-from descant.priors.precision import Lam, inner_step, outer_step, overshooting, strongest, unstable
-from descant.priors.prior import Gaussian
-from descant.priors.solve import SGD, settle
+from descant.priors.belief import Average, Belief, Counted, GaussianBelief, PriorMethod, Upload
+from descant.priors.grouping import KMeans, grouped
+from descant.priors.precision import Lam, as_rule, inner_step, outer_step, overshooting, strongest, unstable
+from descant.priors.prior import Prior
+from descant.priors.quadratic import Gaussian
+from descant.priors.solve import SGD, inner_solve
 
 
 class Carry(NamedTuple):
@@ -25,7 +27,7 @@ class Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class pFedMe(SharedPrior):
+class pFedMe(PriorMethod):
     """The server minimises the average of the clients' Moreau envelopes.
 
     Client, from w_i = w, for each batch (the R local rounds of the paper):
@@ -56,6 +58,8 @@ class pFedMe(SharedPrior):
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
     start: Literal["theta", "w"] = hyper("theta", "where the steps on theta begin for each batch")
+    weight_decay: float = hyper(0.0, "strength of the pull of theta to zero", ge=0)
+    groups: KMeans | None = hyper(None, "a server model for each cluster of clients; absent: one for all")
 
     def local_step(self) -> LocalStep:
         return LocalStep("alpha", strongest(self.lam))
@@ -63,32 +67,29 @@ class pFedMe(SharedPrior):
     def cautions(self) -> list[str]:
         return unstable("alpha", self.alpha, self.lam) + overshooting("eta", self.eta, self.lam)
 
-    def init_client(self, task: Task, model: Model) -> Model:
-        return model
+    @property
+    def belief(self) -> Belief:
+        prior = GaussianBelief(as_rule(self.lam), Average(self.beta), Counted(self.weights))
+        return grouped(prior, self.groups, self.name)
 
-    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Told, Model]:
-        w, theta = moreau_rounds(task, message.shared.mean, self.prior(message).precision, data, eta=self.eta,
-                                 alpha=self.alpha, K=self.K, start=self.start)
-        return self.told(w, theta, message), theta
-
-    def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
-        return state
-
-    def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
-        _, theta = self.local(task, message, message.shared.mean, data)
-        return theta
+    def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
+        w, theta = moreau_rounds(task, self.belief.centre(message), self.belief.prior(message), data,
+                                 SGD(lr=self.alpha, weight_decay=self.weight_decay), eta=self.eta, K=self.K,
+                                 start=self.start)
+        return self.belief.tell(message, w, theta), theta
 
 
-def moreau_rounds(task: Task, w: Model, lam: Tensor | float, data: ClientData, *, eta: Tensor | float,
-                  alpha: float, K: int, start: Literal["theta", "w"]) -> Carry:
-    """The R local rounds of ONE client from w: its w_i, and its theta."""
-    solver = SGD(lr=alpha)
+def moreau_rounds(task: Task, w: Model, prior: Prior, data: ClientData, solver: SGD, *, eta: Tensor | float,
+                  K: int, start: Literal["theta", "w"] = "theta") -> Carry:
+    """The R local rounds of ONE client from w, with the precision of its prior: its w_i, and its theta."""
+    assert isinstance(prior, Gaussian)
+    lam = prior.precision
 
     def local_round(carry: Carry, batch: Batch) -> Carry:
         w, theta = carry
         if start == "w":
             theta = Model(w.theta, theta.stats)
-        theta = settle(task, theta, batch, solver, Gaussian(w.theta, lam), K)
+        theta = inner_solve(task, theta, batch, solver, Gaussian(w.theta, lam), K)
         step = eta * lam * (w.theta - theta.theta)
         # the statistics of w are those of the theta that has seen the data
         return Carry(Model(w.theta - step, theta.stats), theta)

@@ -11,9 +11,11 @@ from torch import Tensor
 from descant.core.algorithm import Algorithm, ClientData, LocalStep, Message, Round
 from descant.core.fields import hyper
 from descant.core.ranges import Step
-from descant.core.task import Batch, Task
-from descant.core.tree import map_tree
+from descant.core.task import Task
 from descant.core.vector import Model
+from descant.priors.belief import Tracked
+from descant.priors.quadratic import Quadratic
+from descant.priors.solve import SGD, decayed, solve
 
 
 class Server(NamedTuple):
@@ -49,6 +51,7 @@ class SCAFFOLD(Algorithm):
     eta_l: float = hyper(0.05, "local step size", gt=0, search=Step(0.001, 1.0))
     eta_g: float = hyper(1.0, "server step size", gt=0)
     option: Literal["I", "II"] = hyper("II", "how c_i is renewed: full gradient at x, or from the path")
+    weight_decay: float = hyper(0.0, "strength of the pull to zero", ge=0)
 
     def local_step(self) -> LocalStep:
         return LocalStep("eta_l")
@@ -64,24 +67,19 @@ class SCAFFOLD(Algorithm):
 
     def local(self, task: Task, message: Message, state: Tensor, data: ClientData) -> tuple[Upload, Tensor]:
         x, c = message.shared
-        c_i = state
-        correction = c - c_i
-
-        def step(y: Model, batch: Batch) -> Model:
-            gradient = task.grad(y, batch)
-            return Model(y.theta - self.eta_l * (gradient.theta + correction), gradient.stats)
-
-        y = data.scan(step, x)
+        c_i, correction = state, c - state
+        solver = SGD(lr=self.eta_l, weight_decay=self.weight_decay)
+        y = solve(task, x, data, solver, Quadratic(correction))
         if self.option == "I":
-            c_new = data.mean(lambda batch: task.grad(x, batch).theta)
+            gradient = data.mean(lambda batch: task.grad(x, batch).theta)
+            c_new = decayed(gradient, x.theta, self.weight_decay)
         else:
             c_new = (x.theta - y.theta) / (data.steps * self.eta_l) - correction
         return Upload(y.theta - x.theta, y.stats, c_new - c_i), c_new
 
     def aggregate(self, server: Server, uploads: Upload, round: Round) -> tuple[Server, dict[str, Any]]:
-        mean: Upload = map_tree(lambda rows: rows.mean(0), uploads)
-        x = Model(server.x.theta + self.eta_g * mean.dx, mean.stats)
-        return Server(x, server.c + len(round.cohort) / round.population * mean.dc), {}
+        x = Model(server.x.theta + self.eta_g * uploads.dx.mean(0), uploads.stats.mean(0))
+        return Server(x, Tracked()(server.c, uploads.dc, round)), {}
 
     def personalize(self, task: Task, message: Message, state: Tensor, data: ClientData) -> Model:
         return self.adapt(task, message, data)

@@ -19,7 +19,7 @@ from torch import Tensor
 from descant.core.fields import Checked
 from descant.core.random import stream
 from descant.core.task import Batch, Task
-from descant.core.tree import Tree, map_tree
+from descant.core.tree import Tree, map_tree, take
 from descant.core.vector import Model
 from descant.errors import unknown
 
@@ -43,6 +43,10 @@ class Round(NamedTuple):
         """What each client of the cohort counts in an average; sums to one."""
         weights = torch.ones_like(self.sizes) if kind == "uniform" else self.sizes
         return weights / weights.sum()
+
+    def of(self, rows: Tensor) -> Round:
+        """The facts of the round for some of its clients."""
+        return self._replace(cohort=self.cohort[rows], sizes=self.sizes[rows])
 
 
 class Message(NamedTuple):
@@ -167,13 +171,25 @@ class Algorithm(Checked, ABC):
         return None
 
 
+def least_loss(task: Task, models: Model, data: ClientData, split: Literal["train", "validation"]
+               ) -> Tensor:
+    """Which of the models [n, ...] has the least mean loss on the rows of ONE client: an index []. The first
+    of equal ones; the first of all on no rows, where no loss is a number."""
+
+    def losses(batch: Batch) -> Tensor:  # one after the other: not every model can be run under vmap
+        return torch.stack([task.loss(take(models, k), batch) for k in range(len(models.theta))])
+
+    found: Tensor = data.mean(losses, split)
+    return found.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin()
+
+
 def average(models: Model, weights: Tensor) -> Model:
     """sum_i weights_i model_i: parameters and statistics alike. models: [clients, ...]."""
     averaged: Model = map_tree(lambda rows: weights.to(rows.dtype) @ rows, models)
     return averaged
 
 
-def toward(old: Model, new: Model, beta: float) -> Model:
+def interpolate(old: Model, new: Model, beta: float) -> Model:
     """(1 - beta) old + beta new for the parameters; statistics follow the new model.
 
     With beta > 1 (aggregation momentum) the step overshoots, which a running variance must not.

@@ -57,9 +57,29 @@ def concat(trees: list[Tree]) -> Tree:
     return map_tree(lambda *rows: torch.cat(rows), trees[0], *trees[1:])
 
 
-def take(tree: Tree, rows: Any) -> Tree:
+def take(tree: Tree, which: Any) -> Tree:
     """The given rows (an index, a slice, a mask) of every tensor."""
-    return map_tree(lambda tensor: tensor[rows], tree)
+    return map_tree(lambda tensor: tensor[which], tree)
+
+
+def pick(tree: Tree, row: Tensor) -> Tree:
+    """Row [] of every tensor, where the number is a tensor that vmap may have batched."""
+    return map_tree(lambda tensor: tensor.index_select(0, row[None])[0], tree)
+
+
+def where(condition: Tensor, tree: Tree, other: Tree) -> Tree:
+    """The tensors of the one tree or of the other."""
+    return map_tree(lambda a, b: torch.where(condition, a, b), tree, other)
+
+
+def repeat(tree: Tree, count: int) -> Tree:
+    """The same tree `count` times, along a new leading axis (not copied)."""
+    return map_tree(lambda tensor: tensor.expand(count, *tensor.shape), tree)
+
+
+def rows(tree: Tree) -> int:
+    """The length of the leading axis."""
+    return len(next(tensor for _, tensor in leaves(tree)))
 
 
 def nbytes(tree: Tree) -> int:

@@ -17,7 +17,8 @@ from descant.core.tree import take
 from descant.core.vector import Model
 from descant.engine.batches import BLOCK
 from descant.errors import UsageError
-from descant.priors.belief import SharedPrior
+from descant.priors.belief import PriorMethod
+from descant.priors.quadratic import Gaussian
 
 if TYPE_CHECKING:
     from descant.experiment.run import Run
@@ -61,13 +62,14 @@ def envelope_gradients(run: Run, which: Which = "best") -> Tensor:
 
     theta_i is what the client predicts with, which stands for the proximal map. The paper measures from the
     client's own w_i in every round; the server's w, from which it starts, is what all methods have. For
-    methods with a global model and personal ones; where a method is none of pFedMe's kind, lam is 1.
+    methods with a global model and personal ones; where there is no Gaussian prior, lam is 1.
     """
     algorithm, server = run.setup.algorithm, run.snapshot(which).server
     shared = algorithm.global_model(server)
     if shared is None:
         raise UsageError(f"{algorithm.name} has no global model that envelopes could be around")
-    message = algorithm.broadcast(server, _everyone(run, which))
+    message = (algorithm.belief.send(server, _everyone(run, which)) if isinstance(algorithm, PriorMethod)
+               else Message())
 
     def gradient(client: int) -> Tensor:
         personal = run.personal(client, which)
@@ -76,9 +78,10 @@ def envelope_gradients(run: Run, which: Which = "best") -> Tensor:
         gap = shared.theta - personal.theta
         if isinstance(algorithm, pFedBreD):
             gap = algorithm.family.hessian_g_star(shared.theta, gap)
-        if not isinstance(algorithm, SharedPrior):
+        if not isinstance(algorithm, PriorMethod):
             return gap
-        return algorithm.prior(Message(message.shared, take(message.each, client))).precision * gap
+        prior = algorithm.belief.prior(Message(message.shared, take(message.each, client)))
+        return prior.precision * gap if isinstance(prior, Gaussian) else gap
 
     return torch.stack([gradient(client) for client in range(run.setup.federation.population)])
 

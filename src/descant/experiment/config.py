@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -90,9 +91,17 @@ def parse_algorithm(table: Mapping[str, Any], where: str = "algorithm", allow: A
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise unknown(f"{where}.name", name, ALGORITHMS)
     own = {key: value for key, value in table.items() if key not in ("name", "label", "preset")}
+    if "groups" in own and "groups" not in _fields(ALGORITHMS[name]):
+        able = ", ".join(sorted(key for key, method in ALGORITHMS.items() if "groups" in _fields(method)))
+        raise UsageError(f"{where}.groups: {name} has no server mean of which every cluster of clients could "
+                         f"have its own: {able} take groups, and cgpfl has its own K")
     if "preset" in table:
         own = _completed(own, ALGORITHMS[name], table["preset"], where)
     return fields.parse(ALGORITHMS[name], marked(own, opened(allow)), where)
+
+
+def _fields(method: type[Algorithm]) -> set[str]:
+    return {field.name for field in dataclasses.fields(method)}
 
 
 def _completed(own: dict[str, Any], method: type[Algorithm], preset: Any, where: str) -> dict[str, Any]:
@@ -177,6 +186,16 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def completed(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity of a run with the defaults of fields that its method did not have when it was written."""
+    config = identity.get("config", {})
+    try:
+        algorithm = fields.dump(parse_algorithm(config["algorithm"]))
+    except (KeyError, UsageError):  # an object of a user's class, or a value that is not allowed any more
+        return dict(identity)
+    return {**identity, "config": {**config, "algorithm": json.loads(json.dumps(algorithm))}}
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

@@ -43,7 +43,7 @@ from descant.errors import DescantError, UsageError
 from descant.experiment import checkpoint
 from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Keeper, Snapshot
-from descant.experiment.config import Experiment, differences
+from descant.experiment.config import Experiment, completed, differences
 from descant.view.clusters import draw_clusters
 from descant.view.curve import draw_curve
 from descant.view.data_table import heading
@@ -439,7 +439,7 @@ def _begun(out: Path, setup: Setup) -> bool:
             raise DescantError(f"the checkpoint is damaged: {kept / 'state.safetensors'} is missing; "
                                "restore it from a copy, or start the run anew")
         return False
-    if changed := differences(checkpoint.identity(kept), setup.identity()):
+    if changed := differences(completed(checkpoint.identity(kept)), setup.identity()):
         first = changed[0].removeprefix("config.")
         raise UsageError(f"{out} cannot be resumed with a changed setup ({first}): put it back, "
                          "or start a new run")

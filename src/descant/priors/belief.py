@@ -1,74 +1,261 @@
-"""What the server believes about the clients' models: a Gaussian prior whose precision follows a rule.
+"""What the server believes about the clients' models, as a value.
 
-`precision.py` has the rules.
+A belief is composed of small parts: how the mean follows from the uploads (`Average`, `Descend`), how
+strongly the prior pulls (`precision.py`), what a client counts (`Counted`, `Tempered`), and whether there is
+one belief for all or one per group (`grouping.py`). It has no state: its functions take the server's.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from descant.core.algorithm import Algorithm, Message, Round, Weights, average, toward
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, average, interpolate
 from descant.core.task import Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
-from descant.priors.precision import Lam, Precision, Sent, as_rule
-from descant.priors.prior import Gaussian
+from descant.priors.precision import Pooled, Precision
+from descant.priors.prior import Prior
+from descant.priors.quadratic import Gaussian
 
 
-class Belief(NamedTuple):
+class Upload(NamedTuple):
+    """What a client returns: a model for the mean, and what the other parts of the belief ask for."""
+
+    model: Model
+    evidence: Tree = ()  # for the precision
+    log_weight: Tree = ()  # [] for weights that depend on the client's work
+
+
+class Belief(ABC):
+    """Functions marked ONE are for one client, which finds its own row in `each` of what it was sent."""
+
+    @abstractmethod
+    def init(self, model: Model, round: Round) -> Tree:
+        """The server's state before the first round."""
+
+    @abstractmethod
+    def send(self, state: Tree, round: Round) -> Message:
+        """What the cohort is sent."""
+
+    @abstractmethod
+    def newcomer(self, state: Tree, round: Round) -> Message:
+        """What a client is sent that never took part."""
+
+    def chosen(self, task: Task, message: Message, data: ClientData) -> Message:
+        """ONE: what a newcomer makes of that, in the form of what a client of the cohort is sent."""
+        return message
+
+    @abstractmethod
+    def prior(self, sent: Message) -> Prior:
+        """ONE: the prior on its model."""
+
+    @abstractmethod
+    def centre(self, sent: Message) -> Model:
+        """ONE: the model that the prior is around."""
+
+    def tell(self, sent: Message, upload: Model, theta: Model, around: Tensor | None = None) -> Upload:
+        """ONE: its upload, with evidence from its own theta, measured from the centre or from `around`."""
+        return Upload(upload)
+
+    @abstractmethod
+    def update(self, state: Tree, uploads: Upload, round: Round, learn: bool = True
+               ) -> tuple[Tree, dict[str, Any]]:
+        """The new state, and what to report. Without `learn`, evidence is not used: the mean alone moves."""
+
+    def restarted(self, state: Tree, round: Round) -> Tree:
+        """The same centre, with whatever else was learned as before the first round."""
+        return state
+
+    @abstractmethod
+    def model(self, state: Tree) -> Model | None:
+        """The one model for all, where there is one."""
+
+
+# -- the parts of a Gaussian belief ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Average:
+    """mean <- (1 - beta) mean + beta sum_i p_i upload_i. Beta above 1 is aggregation momentum."""
+
+    beta: float = 1.0
+
+    def __call__(self, old: Model, uploads: Model, weights: Tensor, pulls: Pooled) -> Model:
+        return interpolate(old, average(uploads, weights), self.beta)
+
+
+@dataclass(frozen=True)
+class Descend:
+    """mean <- mean - gamma (sum_i p_i lam_i (mean - upload_i) + 2 ridge mean); without a gamma, the minimiser
+    of sum_i p_i lam_i/2 ||upload_i - mean||^2 + ridge ||mean||^2."""
+
+    gamma: float | None = None
+    ridge: float = 0.0
+
+    def __call__(self, old: Model, uploads: Model, weights: Tensor, pulls: Pooled) -> Model:
+        target = average(uploads, pulls.weights)
+        if self.gamma is None:
+            shrunk = target.theta / (1 + 2 * self.ridge / pulls.precision) if self.ridge else target.theta
+            return Model(shrunk, target.stats)
+        gradient = pulls.precision * (old.theta - target.theta) + 2 * self.ridge * old.theta
+        return Model(old.theta - self.gamma * gradient, target.stats)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a client counts: alike, or by its samples."""
+
+    kind: Weights = "samples"
+
+    def __call__(self, uploads: Upload, round: Round) -> tuple[Tensor, dict[str, Any]]:
+        return round.weights(self.kind), {}
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """Weights to the power 1 / temperature (FedMAP), in float64: a softmax of logarithms, which neither over-
+    nor underflows. "omega" takes the logarithms that the clients upload, "mean_log" these by sample."""
+
+    kind: Weights | Literal["omega", "mean_log"] = "omega"
+    temperature: float = 1.0
+
+    def __call__(self, uploads: Upload, round: Round) -> tuple[Tensor, dict[str, Any]]:
+        N = round.sizes.double()
+        if self.kind == "uniform":
+            logs = torch.zeros_like(N)
+        elif self.kind == "samples":
+            logs = N.log()
+        else:
+            logs = uploads.log_weight.double() / (1 if self.kind == "omega" else N)
+        w = torch.softmax(logs / self.temperature, 0)
+        return w, {"weights": {"most": w.max(), "effective": 1 / w.square().sum()}}
+
+
+MeanRule: TypeAlias = Callable[[Model, Model, Tensor, Pooled], Model]
+Weighting: TypeAlias = Callable[[Upload, Round], tuple[Tensor, dict[str, Any]]]
+
+
+class GaussianState(NamedTuple):
     """The state of the server, and (with what the rule sends in place of its state) the message."""
 
     mean: Model
     pull: Tree  # of the rule for the precision
 
 
-class Told(NamedTuple):
-    """An upload: a model, and what the rule for the precision asks for."""
+@dataclass(frozen=True)
+class GaussianBelief(Belief):
+    """A Gaussian prior for all clients."""
 
-    model: Model
-    evidence: Tree
+    precision: Precision
+    mean: MeanRule = Average()
+    weights: Weighting = Counted()
+    #: What evidence is measured from: by the client from what it was sent, or by the server, where the
+    #: uploads are the clients' own models, from its old or its new mean.
+    evidence: Literal["sent", "old", "new"] = "sent"
+
+    def init(self, model: Model, round: Round) -> GaussianState:
+        return GaussianState(model, self.precision.init(model.theta, round))
+
+    def send(self, state: GaussianState, round: Round) -> Message:
+        shared, each = self.precision.send(state.pull, round)
+        return Message(GaussianState(state.mean, shared), each)
+
+    def newcomer(self, state: GaussianState, round: Round) -> Message:
+        return Message(GaussianState(state.mean, self.precision.newcomer(state.pull).shared))
+
+    def prior(self, sent: Message) -> Gaussian:
+        mean, shared = sent.shared
+        return Gaussian(mean.theta, self.precision.value(Message(shared, sent.each)))
+
+    def centre(self, sent: Message) -> Model:
+        state: GaussianState = sent.shared
+        return state.mean
+
+    def tell(self, sent: Message, upload: Model, theta: Model, around: Tensor | None = None) -> Upload:
+        if self.evidence != "sent":
+            return Upload(upload)
+        around = self.centre(sent).theta if around is None else around
+        return Upload(upload, self.precision.evidence(theta.theta, around))
+
+    def update(self, state: GaussianState, uploads: Upload, round: Round, learn: bool = True
+               ) -> tuple[GaussianState, dict[str, Any]]:
+        weights, report = self.weights(uploads, round)
+        pulls = self.precision.pooled(state.pull, weights, round)
+        mean = self.mean(state.mean, uploads.model, weights, pulls)
+        if not learn:
+            return state._replace(mean=mean), report
+        evidence = uploads.evidence
+        if self.evidence != "sent":
+            around = state.mean if self.evidence == "old" else mean
+            measure = vmap(self.precision.evidence, in_dims=(0, None))
+            evidence = measure(uploads.model.theta, around.theta)
+        pull, said = self.precision.update(state.pull, evidence, weights, round)
+        return GaussianState(mean, pull), report | said
+
+    def restarted(self, state: GaussianState, round: Round) -> GaussianState:
+        return self.init(state.mean, round)
+
+    def model(self, state: GaussianState) -> Model:
+        return state.mean
 
 
-class SharedPrior(Algorithm):
-    """The server of methods whose clients have one Gaussian prior, around the average of their uploads:
+# -- methods -------------------------------------------------------------------------------------------
 
-        mean <- (1 - beta) mean + beta sum_{i in S} p_i upload_i,   the precision by its rule.
 
-    A method of this kind has the fields `lam` (or its own name for it: see `rule`), `beta` and `weights`.
-    """
-
-    lam: Lam
-    beta: float
-    weights: Weights
+class PriorMethod(Algorithm):
+    """A method whose server is a belief. It says which one, and what a client does (`local`)."""
 
     @property
-    def rule(self) -> Precision:
-        """What the precision of the prior follows."""
-        return as_rule(self.lam)
+    @abstractmethod
+    def belief(self) -> Belief:
+        """What the server believes, made of the method's fields."""
 
-    def init_server(self, task: Task, model: Model, round: Round) -> Belief:
-        return Belief(model, self.rule.init(model.theta, round))
+    def init_server(self, task: Task, model: Model, round: Round) -> Tree:
+        return self.belief.init(model, round)
 
-    def broadcast(self, server: Belief, round: Round) -> Message:
-        shared, each = self.rule.send(server.pull, round)
-        return Message(Belief(server.mean, shared), each)
+    def init_client(self, task: Task, model: Model) -> Tree:
+        return model
 
-    def newcomer(self, server: Belief, round: Round) -> Message:
-        return Message(Belief(server.mean, self.rule.newcomer(server.pull).shared))
+    def broadcast(self, server: Tree, round: Round) -> Message:
+        return self.belief.send(server, round)
 
-    def prior(self, message: Message) -> Gaussian:
-        """The prior that ONE client was sent."""
-        belief: Belief = message.shared
-        return Gaussian(belief.mean.theta, self.rule.value(Sent(belief.pull, message.each)))
+    def newcomer(self, server: Tree, round: Round) -> Message:
+        return self.belief.newcomer(server, round)
 
-    def told(self, model: Model, theta: Model, message: Message) -> Told:
-        """The upload of ONE client: a model for the average, and how far its own theta lies from the mean."""
-        return Told(model, self.rule.evidence(theta.theta, message.shared.mean.theta))
+    def aggregate(self, server: Tree, uploads: Upload, round: Round) -> tuple[Tree, dict[str, Any]]:
+        return self.belief.update(server, uploads, round)
 
-    def aggregate(self, server: Belief, uploads: Told, round: Round) -> tuple[Belief, dict[str, Any]]:
-        weights = round.weights(self.weights)
-        pull, report = self.rule.update(server.pull, uploads.evidence, weights, round)
-        return Belief(toward(server.mean, average(uploads.model, weights), self.beta), pull), report
+    def personalize(self, task: Task, message: Message, state: Tree, data: ClientData) -> Tree:
+        return state
 
-    def global_model(self, server: Belief) -> Model:
-        return server.mean
+    def adapt(self, task: Task, message: Message, data: ClientData) -> Tree:
+        """A newcomer does the work of a round from the prior's centre."""
+        sent = self.belief.chosen(task, message, data)
+        _, state = self.local(task, sent, self.init_client(task, self.belief.centre(sent)), data)
+        return self.personalize(task, sent, state, data)
+
+    def global_model(self, server: Tree) -> Model | None:
+        return self.belief.model(server)
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """The mean of what all clients last told, by the changes c_i(new) - c_i(old) of a cohort:
+
+        c <- c + lam mean_{i in S} change_i.
+
+    Without a lam it is |S|/m, and c stays the mean over the whole population, whoever takes part.
+    """
+
+    lam: float | None = None
+
+    def __call__(self, c: Tensor, changes: Tensor, round: Round) -> Tensor:
+        share = len(round.cohort) / round.population if self.lam is None else self.lam
+        return c + share * changes.mean(0)

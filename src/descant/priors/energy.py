@@ -9,19 +9,22 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from types import FunctionType
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from descant.core.algorithm import Message, Round, average
 from descant.core.fields import Checked, hyper
 from descant.core.import_object import imported, is_place, require
-from descant.core.tree import Tree, leaves
+from descant.core.tree import Tree, leaves, map_tree
+from descant.core.vector import Model
 from descant.errors import UsageError
+from descant.priors.belief import Belief, Upload, Weighting
 
 
 class Energy(ABC):
@@ -73,6 +76,9 @@ class Given(NamedTuple):
         gradient: Tensor = grad(self.energy)(theta)
         return gradient
 
+    def scaled(self, factor: Tensor | float) -> Given:
+        return self._replace(scale=factor * self.scale)
+
     def prox(self, theta: Tensor, step: float) -> Tensor:
         raise UsageError(f"the prior {self.family.name} has no proximal map in closed form: "
                          "use the solver sgd or adam")
@@ -86,6 +92,54 @@ def server_gradient(family: Energy, gamma: Tree, thetas: Tensor, weights: Tensor
         return weights.to(thetas.dtype) @ energies + family.penalty(gamma)
 
     return grad(objective)(gamma)
+
+
+class Learned(NamedTuple):
+    """The state of an `EnergyBelief`, and what it sends."""
+
+    gamma: Tree  # of the energy
+    stats: Tensor  # [s] of the global model
+
+
+@dataclass(frozen=True)
+class EnergyBelief(Belief):
+    """A prior exp(-R(theta, gamma)) for all clients; the server descends on sum_k w_k R(theta_k, gamma)."""
+
+    energy: Energy
+    step: float
+    weights: Weighting
+
+    def init(self, model: Model, round: Round) -> Learned:
+        return Learned(self.energy.init(model.theta, round.generator("prior")), model.stats)
+
+    def send(self, state: Learned, round: Round) -> Message:
+        return Message(state)
+
+    def newcomer(self, state: Learned, round: Round) -> Message:
+        return Message(state)
+
+    def prior(self, sent: Message) -> Given:
+        return Given(self.energy, sent.shared.gamma)
+
+    def centre(self, sent: Message) -> Model:
+        return self.model(sent.shared)
+
+    def update(self, state: Learned, uploads: Upload, round: Round, learn: bool = True
+               ) -> tuple[Learned, dict[str, Any]]:
+        weights, report = self.weights(uploads, round)
+        gradient = server_gradient(self.energy, state.gamma, uploads.model.theta, weights)
+        gamma = map_tree(lambda old, g: old - self.step * g, state.gamma, gradient)
+        return Learned(gamma, average(uploads.model, weights).stats), report
+
+    def model(self, state: Learned) -> Model:
+        return Model(self.energy.centre(state.gamma), state.stats)
+
+
+def require_named(family: Energy, field: str) -> None:
+    """Refuse an object that the record of a run could not tell from others."""
+    if not is_dataclass(family) or not isinstance(getattr(family, "name", None), str):
+        raise UsageError(f"{field}: {type(family).__name__} must be a frozen dataclass with a `name`: the "
+                         "record of a run tells what it was by these")
 
 
 def check(family: Energy, theta: Tensor) -> None:

@@ -12,27 +12,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from descant.core.algorithm import Message, Round
 from descant.core.fields import Checked, hyper
 from descant.core.ranges import Log
 from descant.core.tree import Tree
 from descant.errors import UsageError
 from descant.priors.adaptive import Choice, practical_lambda, theorem_lambda
-
-if TYPE_CHECKING:
-    from descant.core.algorithm import Round
-
-
-class Sent(NamedTuple):
-    """What clients are told of the precision: `shared` by all alike, `each` a row per client of the cohort.
-    The ONE client finds its own row in `each`; a newcomer has none."""
-
-    shared: Tree = ()
-    each: Tree = ()
 
 
 class Pooled(NamedTuple):
@@ -50,16 +40,16 @@ class Precision(ABC):
         """The state of the rule on the server, before the first round."""
         return ()
 
-    def send(self, state: Tree, round: Round) -> Sent:
+    def send(self, state: Tree, round: Round) -> Message:
         """What the clients of a cohort are told."""
-        return Sent(shared=state)
+        return Message(shared=state)
 
-    def newcomer(self, state: Tree) -> Sent:
+    def newcomer(self, state: Tree) -> Message:
         """What a client is told that never took part."""
-        return Sent(shared=state)
+        return Message(shared=state)
 
     @abstractmethod
-    def value(self, sent: Sent) -> Tensor | float:
+    def value(self, sent: Message) -> Tensor | float:
         """The precision for ONE client: a number, or one for each coordinate."""
 
     def pooled(self, state: Tree, weights: Tensor, round: Round) -> Pooled:
@@ -76,7 +66,7 @@ class Precision(ABC):
         return 0.0
 
     @abstractmethod
-    def most(self) -> float:
+    def upper_bound(self) -> float:
         """The largest precision that there can be: what step sizes must be fit for."""
 
     def evidence(self, theta: Tensor, mean: Tensor) -> Tree:
@@ -95,10 +85,10 @@ class Fixed(Precision):
 
     lam: float
 
-    def value(self, sent: Sent) -> float:
+    def value(self, sent: Message) -> float:
         return self.lam
 
-    def most(self) -> float:
+    def upper_bound(self) -> float:
         return self.lam
 
 
@@ -110,10 +100,10 @@ class FixedVariance(Checked, Precision):
 
     sigma2: float = hyper(15.0, "variance of the prior", gt=0, search=Log(0.1, 100.0))
 
-    def value(self, sent: Sent) -> float:
+    def value(self, sent: Message) -> float:
         return 1 / self.sigma2
 
-    def most(self) -> float:
+    def upper_bound(self) -> float:
         return 1 / self.sigma2
 
 
@@ -129,16 +119,16 @@ class PerClient(Precision):
                              "it must have one for each client")
         return torch.tensor(self.lams, dtype=theta.dtype)
 
-    def send(self, state: Tensor, round: Round) -> Sent:
-        return Sent(each=state[round.cohort])
+    def send(self, state: Tensor, round: Round) -> Message:
+        return Message(each=state[round.cohort])
 
-    def newcomer(self, state: Tensor) -> Sent:
-        return Sent(shared=state.mean())
+    def newcomer(self, state: Tensor) -> Message:
+        return Message(shared=state.mean())
 
-    def most(self) -> float:
+    def upper_bound(self) -> float:
         return max(self.lams, default=0.0)
 
-    def value(self, sent: Sent) -> Tensor:
+    def value(self, sent: Message) -> Tensor:
         return sent.each if isinstance(sent.each, Tensor) else sent.shared
 
 
@@ -193,16 +183,16 @@ class Adaptive(Checked, Precision):
         nothing = torch.zeros(round.population, dtype=theta.dtype)
         return Adapted(lam, nothing, nothing.clone(), torch.tensor(0))
 
-    def send(self, state: Adapted, round: Round) -> Sent:
-        return Sent(each=state.lam[round.cohort]) if self.per_client else Sent(shared=state.lam)
+    def send(self, state: Adapted, round: Round) -> Message:
+        return Message(each=state.lam[round.cohort]) if self.per_client else Message(shared=state.lam)
 
-    def newcomer(self, state: Adapted) -> Sent:
-        return Sent(shared=state.lam.mean())
+    def newcomer(self, state: Adapted) -> Message:
+        return Message(shared=state.lam.mean())
 
-    def most(self) -> float:
+    def upper_bound(self) -> float:
         return max(self.pilot, self.cap)
 
-    def value(self, sent: Sent) -> Tensor:
+    def value(self, sent: Message) -> Tensor:
         return sent.each if isinstance(sent.each, Tensor) else sent.shared
 
     def evidence(self, theta: Tensor, mean: Tensor) -> Tensor:
@@ -262,11 +252,11 @@ class LearnedVariance(Checked, Precision):
     def init(self, theta: Tensor, round: Round) -> Tensor:
         return torch.full_like(theta, self.s)
 
-    def value(self, sent: Sent) -> Tensor:
+    def value(self, sent: Message) -> Tensor:
         s: Tensor = sent.shared
         return 1 / (s + self.c)
 
-    def most(self) -> float:
+    def upper_bound(self) -> float:
         return 1 / self.c  # at s = 0
 
     def ridge(self) -> float:
@@ -311,7 +301,7 @@ def as_rule(lam: Lam | Precision) -> Precision:
 
 def strongest(lam: Lam | Precision) -> float:
     """The largest value that a lam can take."""
-    return as_rule(lam).most()
+    return as_rule(lam).upper_bound()
 
 
 #: What the clients' losses are taken to curve where nobody says: those of linear models on features in [0, 1]

@@ -7,20 +7,34 @@ can ride in the carry of `data.scan` and be vectorised like everything else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from descant.core.algorithm import ClientData
 from descant.core.fields import Checked, hyper
 from descant.core.ranges import Step
 from descant.core.task import Batch, Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
-from descant.priors.prior import Flat, Prior, descended
+from descant.priors.prior import Prior
+from descant.priors.quadratic import Flat, descended
 
-if TYPE_CHECKING:
-    from descant.core.algorithm import ClientData
+
+class Optimizer(Protocol):
+    """How a step is made: `Solver` has those that a user can name."""
+
+    def init(self, theta: Tensor) -> Tree:
+        """The state before the first step."""
+
+    def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
+        """theta and the state after a step, for the gradient of the loss."""
+
+
+def decayed(gradient: Tensor, theta: Tensor, weight_decay: float) -> Tensor:
+    """The gradient of f(theta) + weight_decay/2 ||theta||^2, from that of f."""
+    return torch.add(gradient, theta, alpha=weight_decay) if weight_decay else gradient
 
 
 @dataclass(frozen=True)
@@ -36,9 +50,7 @@ class SGD(Checked):
         return torch.zeros_like(theta) if self.momentum else ()
 
     def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
-        direction = gradient
-        if self.weight_decay:
-            direction = torch.add(direction, theta, alpha=self.weight_decay)
+        direction = decayed(gradient, theta, self.weight_decay)
         if not self.momentum:
             return torch.sub(descended(prior, theta, self.lr), direction, alpha=self.lr), state
         direction = state = self.momentum * state + direction + prior.grad(theta)
@@ -79,19 +91,20 @@ class Adam(Checked):
 
 @dataclass(frozen=True)
 class Proximal(Checked):
-    """theta <- prox(theta - lr gradient): the loss by a gradient step, the prior in closed form.
+    """theta <- prox(theta - lr (gradient + weight_decay theta)): the prior in closed form.
 
     Stable for any strength of the prior, where SGD needs lr (L + lam) < 2.
     """
 
     name: ClassVar[str] = "proximal"
     lr: float = hyper(0.05, "step size", gt=0, search=Step(0.001, 1.0))
+    weight_decay: float = hyper(0.0, "strength of the pull to zero", ge=0)
 
     def init(self, theta: Tensor) -> Tree:
         return ()
 
     def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
-        return prior.prox(theta - self.lr * gradient, self.lr), state
+        return prior.prox(theta - self.lr * decayed(gradient, theta, self.weight_decay), self.lr), state
 
 
 Solver: TypeAlias = SGD | Adam | Proximal
@@ -103,17 +116,18 @@ def step_size(solver: Solver) -> float | None:
     return solver.lr if isinstance(solver, SGD) else None
 
 
-def descend(task: Task, model: Model, batch: Batch, solver: Solver, prior: Prior = Flat(),
-            state: Tree = None) -> tuple[Model, Tree]:
-    """One step on one batch."""
+def descend(task: Task, model: Model, batch: Batch, solver: Optimizer, prior: Prior = Flat(),
+            state: Tree = None, scale: Tensor | float = 1.0) -> tuple[Model, Tree]:
+    """One step on one batch, on scale * loss + prior."""
     gradient = task.grad(model, batch)
     if state is None:
         state = solver.init(model.theta)
-    theta, state = solver.step(model.theta, gradient.theta, prior, state)
+    slope = gradient.theta if isinstance(scale, float) and scale == 1 else scale * gradient.theta
+    theta, state = solver.step(model.theta, slope, prior, state)
     return Model(theta, gradient.stats), state
 
 
-def settle(task: Task, model: Model, batch: Batch, solver: Solver, prior: Prior, steps: int) -> Model:
+def inner_solve(task: Task, model: Model, batch: Batch, solver: Optimizer, prior: Prior, steps: int) -> Model:
     """Some steps on one batch: the inner problem of methods with a proximal term."""
     state = solver.init(model.theta)
     for k in range(steps):
@@ -121,11 +135,12 @@ def settle(task: Task, model: Model, batch: Batch, solver: Solver, prior: Prior,
     return model
 
 
-def solve(task: Task, model: Model, data: ClientData, solver: Solver, prior: Prior = Flat()) -> Model:
-    """One step on each batch of the client, starting from `model`."""
+def solve(task: Task, model: Model, data: ClientData, solver: Optimizer, prior: Prior = Flat(),
+          scale: Tensor | float = 1.0) -> Model:
+    """One step on each batch of the client, on scale * loss + prior, starting from `model`."""
 
     def step(carry: tuple[Model, Tree], batch: Batch) -> tuple[Model, Tree]:
-        return descend(task, carry[0], batch, solver, prior, carry[1])
+        return descend(task, carry[0], batch, solver, prior, carry[1], scale)
 
     solved, _ = data.scan(step, (model, solver.init(model.theta)))
     return solved  # type: ignore[no-any-return]

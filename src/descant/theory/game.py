@@ -124,6 +124,16 @@ def stable_curvature(share: float, mu: float, rho: float = 0.0) -> float:
     return room / (1 - 2 * share) if share < 0.5 else 0.0
 
 
+def diverging(gamma: float, mu: float, rho: float) -> list[str]:
+    """A caution where best responses may diverge. gt exceeds gamma, and tends to it with many clients."""
+    if gamma >= 0.5:
+        return []
+    bound = stable_curvature(gamma, mu, rho)
+    return [f"gamma = {gamma:g}: with many clients whose losses curve alike, best responses diverge where "
+            f"the curvature is above (2 (1 - gamma) mu + rho) / (1 - 2 gamma) = {bound:g}; take gamma "
+            ">= 0.5, or a larger mu or rho"]
+
+
 def best_responses(H: Tensor, a: Tensor, w: Tensor, *, gamma: Tensor | float, mu: float, rho: float = 0.0
                    ) -> Tensor:
     """What every client would play if the others stayed at w: [m, d]. H: [m, d, d], a: [m, d]."""

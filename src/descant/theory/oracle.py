@@ -22,7 +22,7 @@ from descant.core.tree import map_tree, take
 from descant.core.vector import Model
 from descant.engine.batches import BLOCK
 from descant.errors import UsageError
-from descant.priors.prior import Flat
+from descant.priors.quadratic import Flat
 from descant.priors.solve import SGD, Solver, descend
 
 USUAL = SGD(lr=0.01)
