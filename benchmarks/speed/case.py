@@ -20,7 +20,7 @@ from descant.engine.batches import LocalWork
 from descant.engine.settings import Train
 from descant.engine.work import Work
 from descant.models import NetworkSpec, make_task
-from descant.view.data_list import list_datasets
+from descant.view.data import list_datasets
 
 METHODS: dict[str, FedAvg | pFedMe | pFedBreD] = {
     "fedavg": FedAvg(), "pfedme": pFedMe(K=5, start="theta"), "mh": pFedBreD(K=5, strategy="mh"),

@@ -68,7 +68,7 @@ def main() -> int:
 def choose() -> tuple[Path, dict[str, str]]:
     """The experiment, and what data each client has."""
     from descant.data.heart_disease import HOSPITALS
-    from descant.view.data_list import list_datasets
+    from descant.view.data import list_datasets
 
     found = {entry["name"]: entry for entry in list_datasets()}
     if found["heart_disease"]["where"] == "present":

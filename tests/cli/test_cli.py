@@ -212,7 +212,7 @@ def test_a_profile_says_where_the_time_went(tmp_path, backend):
     assert sum(shares.values()) == pytest.approx(100, abs=0.5)
     assert min(shares["local"], shares["gathering"], shares["evaluate"], shares["checkpoint"]) > 0
     again = call("resume", tmp_path / "run", "--profile")
-    assert again.out.endswith("no round was played: there is nothing to profile\n")
+    assert again.out.endswith("no round was trained: there is nothing to profile\n")
 
 
 def test_demo_takes_settings_and_another_method(tmp_path, monkeypatch):

@@ -223,7 +223,7 @@ def test_spec_defaults() -> None:
     ({"scale": "constants", "mean": ["a"]}, "data.mean[0] must be number, not 'a'"),
     ({"impute": "constants"}, 'impute = "constants" needs fill'),
     ({"preprocess": {"scale": "client"}}, "unknown data field 'preprocess'"),
-    ({"partition_file": "p.npz", "unseen": 1}, "data.partition_file says who is unseen: leave unseen out"),
+    ({"partition_file": "p.npz", "unseen": 1}, "data.partition_file sets the unseen clients: remove unseen"),
     ({"partition": "quantity", "sizes": [1.5]}, "data.sizes[0] must be integer, not 1.5"),
     ({"dataset": "fedmap_shell", "scenario": "labels"}, "'labels': did you mean 'label'?"),
 ])

@@ -137,11 +137,11 @@ def test_missing_values(hospitals: Path, arrays: Path) -> None:
 
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("east.csv", b"", "FOLDER/east.csv is empty"),
-    ("east.csv", HEADER.encode(), "FOLDER/east.csv names its columns, but has no rows"),
+    ("east.csv", HEADER.encode(), "FOLDER/east.csv has a header but no rows"),
     ("east.csv", b"age,sex,disease\n1,male,maybe\n", "FOLDER/east.csv, line 2, column 'disease'"),
     ("east.xlsx", b"", "FOLDER/east.xlsx is not a client's file, which ends in one of .csv, .parquet, .npz: "
      "convert it, or move it elsewhere"),
-    ("north.npz", b"", "FOLDER/north.csv and FOLDER/north.npz are both of the client 'north'"),
+    ("north.npz", b"", "FOLDER/north.csv and FOLDER/north.npz both belong to client 'north'"),
     ("east.npz", b"no zip", "FOLDER/east.npz cannot be read as NPZ: File is not a zip file"),
 ])
 def test_bad_files_in_a_folder(hospitals: Path, name: str, content: bytes, message: str) -> None:
@@ -166,7 +166,7 @@ def test_bad_files_in_a_folder(hospitals: Path, name: str, content: bytes, messa
     ({"x": np.full((2, 2, 3), np.inf), "y": [0, 1]}, "FOLDER/c.npz: x[0, 0, 0] is not a finite number"),
     ({"x": np.zeros((2, 2, 3)), "y": [0, np.nan]}, "FOLDER/c.npz: y[1] is not a finite number"),
     ({"x": np.zeros((2, 2, 3)), "y": ["a", "b"]},
-     "FOLDER/c.npz: y must be an array of numbers, and not of <U1"),
+     "FOLDER/c.npz: y must be an array of numbers, not of <U1"),
     ({"x": np.array([{}, {}]), "y": [0, 1]}, "FOLDER/c.npz cannot be read as NPZ: Object arrays cannot be"),
 ])
 def test_bad_npz(arrays: Path, content: dict[str, Any], message: str) -> None:
@@ -188,7 +188,7 @@ def test_folders_that_are_none(tmp_path: Path, hospitals: Path) -> None:
     assert "cannot read the folder FOLDER: Not a directory" in refused(hospitals / "north.csv", schema=SCHEMA)
     (tmp_path / "none").mkdir()
     assert "the folder FOLDER is empty: put a file for each client there" in refused(tmp_path / "none")
-    assert "FOLDER/10.csv is a table: say in a section [schema]" in refused(hospitals)
+    assert "FOLDER/10.csv is a table: describe its columns and the target in a section [schema]" in refused(hospitals)
 
 
 # -- arrays ------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_arrays_of_real_targets_are_dealt_evenly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("pair", "message"), [
     ((np.zeros((3, 2)), [0, 1]), "x has 3 rows, but y has the shape (2,)"),
     ((np.zeros(3), [0, 1, 1]), "x has the shape (3,)"),
-    (([["a"]], [0]), "x must be an array of numbers, and not of <U1"),
+    (([["a"]], [0]), "x must be an array of numbers, not of <U1"),
     (([[1], [1, 2]], [0, 1]), "x must be an array of numbers: "),
 ])
 def test_bad_arrays(pair: Any, message: str) -> None:
@@ -336,8 +336,8 @@ def test_settings_of_the_schema(hospitals: Path) -> None:
 
 
 @pytest.mark.parametrize(("tables", "message"), [
-    ({"schema": SCHEMA}, "[schema] describes files of your own, and data.dataset is no folder of them"),
-    ({"schema": SCHEMA, "data": {"dataset": "logistic"}}, "[schema] describes files of your own"),
+    ({"schema": SCHEMA}, "[schema] describes your own files, but data.dataset is not a folder"),
+    ({"schema": SCHEMA, "data": {"dataset": "logistic"}}, "[schema] describes your own files"),
     ({"schema": {}, "data": {"dataset": "./a"}}, "schema.columns must be a section"),
     ({"schema": 3, "data": {"dataset": "./a"}}, "[schema] must be a section, not 3"),
     ({"schema": SCHEMA, "data": {"dataset": "./a", "schema": SCHEMA}},
@@ -345,7 +345,7 @@ def test_settings_of_the_schema(hospitals: Path) -> None:
     ({"shema": SCHEMA}, "unknown section 'shema': did you mean 'schema'?"),
     ({"data": {"dataset": "./a", "clients": 2, "shema": 1}},
      "unknown data field 'shema': did you mean 'schema'?"),
-    ({"data": {"dataset": "hospital"}}, "a folder of your own is named by a path such as ./hospitals"),
+    ({"data": {"dataset": "hospital"}}, "your own folder is given by a path such as ./hospitals"),
     ({"data": {"dataset": "./no_such_folder"}}, "cannot read the folder"),
 ])
 def test_bad_sections(tables: dict[str, Any], message: str) -> None:

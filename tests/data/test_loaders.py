@@ -265,7 +265,7 @@ def test_the_place_of_debians_package() -> None:
     ({"train_images_idx3": idx(np.zeros((6, 28, 28), np.uint8))[:-1]},
      "train-images-idx3-ubyte holds 4703 bytes of images, but its header promises 4704"),
     ({"train_images_idx3": idx(np.zeros((6, 32, 32), np.uint8))},
-     "array 'x_train' made of the official files in"),
+     "array 'x_train' made from the official files in"),
     ({"train_labels_idx1": idx(np.zeros(5, np.uint8))}, "has the shape (5,), not (6,)"),
     ({"t10k_labels_idx1": idx(np.array([1, 2, 10, 3], np.uint8))},
      "holds 10 in row 2, outside the range 0..9"),
@@ -650,7 +650,7 @@ def test_sent140(home: Path) -> None:
     assert lyx == leaf.tokens("lyx")[0] % 9999 + 1 == 249
 
     np.savez(home / "sent140.npz", **dict(np.load(home / "sent140.npz")) | {"length": np.array([1, 1, 1])})
-    with pytest.raises(DescantError, match=r"sent140\.npz: 'length' and 'token' do not belong together"):
+    with pytest.raises(DescantError, match=r"sent140\.npz: 'length' and 'token' do not match"):
         load("sent140")
 
 
@@ -757,7 +757,7 @@ def test_bad_office31_files(home: Path) -> None:
     whole = path.read_bytes()
     for content in (b"", b"text", whole[: len(whole) // 2]):
         path.write_bytes(content)
-        fails("office31", f"{path} is not an image that can be read")
+        fails("office31", f"{path} is not a readable image")
     path.unlink()
     (folder / "dslr" / "images" / "bike" / "frame_0001.jpg").unlink()
     fails("office31", f"{folder / 'dslr' / 'images'} has no folders of .jpg files")
@@ -793,8 +793,8 @@ def test_office10(home: Path, name: str) -> None:
     ({"fts": np.ones((2, 800)), "labels": np.array([1, 2])},
      "dslr.mat: 'fts' has the shape (2, 800), not (2, 1024)"),
     ({"fts": np.ones((2, 1024))}, "dslr.mat has no variable 'labels'"),
-    (b"text", "dslr.mat is not a MATLAB file that can be read"),
-    (b"", "dslr.mat is not a MATLAB file that can be read"),
+    (b"text", "dslr.mat is not a readable MATLAB file"),
+    (b"", "dslr.mat is not a readable MATLAB file"),
     (None, "dslr.mat is not in"),
 ])
 def test_bad_office10_files(home: Path, content: Any, message: str) -> None:

@@ -86,7 +86,7 @@ def test_labels_of_files_come_back_in_predictions(tmp_path: Path) -> None:
                                      '[train]\nrounds = 5\nbackend = "loop"\n')
     code, out, err = call("run", tmp_path / "e.toml", "--out", tmp_path / "run")
     assert (code, err) == (0, "")
-    assert "note: the labels are 1 and 2: these are the 2 classes, called by their labels" in out
+    assert "note: the labels are 1 and 2: they become 2 classes with these names" in out
     assert call("export", tmp_path / "run", "--client", "north", "--to", tmp_path / "models").code == 0
     place = tmp_path / "models" / "north"
     assert read_manifest(place).classes == ("1", "2")
@@ -140,7 +140,7 @@ def test_a_column_that_is_empty_at_one_client_is_told() -> None:
 def test_a_client_of_two_rows_is_told() -> None:
     x, y = rows()
     [note] = Federation.from_arrays(x, y, np.array(["tiny"] * 2 + ["large"] * 38)).notes
-    assert note == "client 'tiny' (2) has fewer than 5 rows: what is measured there is chance"
+    assert note == "client 'tiny' (2) has fewer than 5 rows: scores measured there are mostly noise"
 
 
 def test_a_target_that_looks_like_classes_is_told(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_target_that_looks_like_classes_is_told(tmp_path: Path) -> None:
     path.write_text(section + '[schema.columns]\nage = "number"\n')
     code, out, _ = call("data", "show", path, "--out", tmp_path / "a.png")
     assert code == 0
-    assert "note: the target has only the values 1 and 2, and is taken for a real number" in out
+    assert "note: the target has only the values 1 and 2 and is treated as a real number" in out
     path.write_text(section + 'classes = ["1", "2"]\n[schema.columns]\nage = "number"\n')
     code, out, _ = call("data", "show", path, "--out", tmp_path / "a.png")
     assert (code, "note:" in out) == (0, False)

@@ -664,7 +664,7 @@ def test_what_a_partitioner_cannot_do() -> None:
         data.federation("digits", partition=FakePartitioner("age"))
     with pytest.raises(UsageError, match="gives some rows to several clients"):
         data.federation("digits", partition=FakePartitioner("label", overlap=2))
-    with pytest.raises(UsageError, match=r"data\.clients is set by the partitioner: leave it out"):
+    with pytest.raises(UsageError, match=r"data\.clients is set by the partitioner: remove it"):
         data.federation("digits", partition=FakePartitioner("label"), clients=10)
     with pytest.raises(UsageError, match=r"unknown data\.partition"):
         data.federation("digits", partition=object())

@@ -160,7 +160,7 @@ def test_files_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("content", "message"), [
     ("", "FILE is empty: the first line must name the columns, and rows follow"),
     ("\n\n", "FILE is empty"),
-    (HEADER, "FILE names its columns, but has no rows: give it some, or remove the file"),
+    (HEADER, "FILE has a header but no rows: add some, or remove the file"),
     ("agee,sex,note,weight,disease\n", "FILE does not fit the schema: it has no column 'age' (did you mean "
      "'agee'?); its column 'agee' is not in the schema (did you mean 'age'?). Correct the names in the file "
      'or in [schema.columns], where a column to leave out is "ignore"'),
@@ -179,7 +179,7 @@ def test_files_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (f"{HEADER}6_3,male,,70,yes\n", "column 'age': '6_3' is not a number"),
     (f"{HEADER}1e39,male,,70,yes\n", "column 'age': 1e+39 is too large"),
     (f'{HEADER}63,male,,"70,5",yes\n', "FILE, line 2, column 'weight': '70,5' has a comma: write numbers "
-     "with a decimal point, and without a mark between thousands"),
+     "with a decimal point and without thousands separators"),
     (f'{HEADER}63,male,"two\nlines",70,yes\n63,male,,x,yes\n', "FILE, line 4, column 'weight': 'x'"),
     (f"{HEADER}63,femal,,70,yes\n", "FILE, line 2, column 'sex': unknown category 'femal': did you mean "
      "'female'? known are female, male"),
@@ -238,7 +238,7 @@ def test_numbers_and_booleans_as_categories(tmp_path: Path) -> None:
     ({"sex": [b"male", b"male"]}, "FILE, row 1, column 'sex': b'male' is neither text nor a number"),
     ({"disease": ["yes", None]}, "FILE, row 2, column 'disease': the target is missing"),
     ({"agee": [1, 2]}, "its column 'agee' is not in the schema (did you mean 'age'?)"),
-    ({k: [] for k in ("age", "sex", "weight", "disease")}, "FILE names its columns, but has no rows"),
+    ({k: [] for k in ("age", "sex", "weight", "disease")}, "FILE has a header but no rows"),
 ])
 def test_bad_parquet(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     good = {"age": [1, 2], "sex": ["male", "male"], "weight": [1, 2], "disease": ["no", "no"]}

@@ -127,7 +127,7 @@ def test_linear_clients_are_kept_without_a_test_share() -> None:
     short = data.federation("fedmap_linear")
     assert short.names == ("0", "2", "3", "4")
     assert short.notes == ("client '1' dropped: 1 row", "clients '2' (2) and '3' (3) have fewer than 5 rows: "
-                           "what is measured there is chance")
+                           "scores measured there are mostly noise")
     assert short.truth["models"][:, 1].tolist() == [0, 8, 12, 16]  # of those who are left
 
 

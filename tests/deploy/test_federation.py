@@ -173,7 +173,7 @@ def test_the_pool_is_the_same_whatever_the_split() -> None:
     ({"fold": 0, "test": 0.0}, ["data.test = 0 makes no folds"]),
     ({"fold": 0, "test": 0.8}, ["makes no folds"]),
     ({"split": -1}, ["data.split", "at least 0"]),
-    ({"split": 1, "partition_file": "p.npz"}, ["leave split and fold out"]),
+    ({"split": 1, "partition_file": "p.npz"}, ["remove split and fold"]),
 ])
 def test_splits_that_make_no_sense_are_refused(fields: dict[str, object], words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:

@@ -146,3 +146,10 @@ def test_wheel_runs_an_experiment(installed: Path, tmp_path: Path):
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert records
     assert json.loads((out / "summary.json").read_text())
+
+
+@pytest.mark.slow
+def test_wheel_has_the_templates_of_the_report(installed: Path, tmp_path: Path):
+    program = ("from descant.view import page; [page._templates().get_template(name) "
+               "for name in ('page.html', 'parts.html', 'pieces.html')]; page.content_policy(live=False)")
+    _run(installed / "python", "-c", program, cwd=tmp_path)

@@ -19,12 +19,10 @@ from descant.core.federation import Federation
 from descant.core.splits import Table
 from descant.data import DATASETS, PARTITIONS, DataSpec, heterogeneity
 from descant.data.cache import data_dir
-from descant.data.heterogeneity import measure
+from descant.data.heterogeneity import facts, measure
 from descant.data.preprocess import Preprocess
-from descant.view.data_blocks import HEIGHT, WIDTH, draw_blocks
-from descant.view.data_columns import Columns, by_class
+from descant.view.data import HEIGHT, WIDTH, Columns, by_class, draw_blocks
 from descant.view.data_picture import COLUMNS, draw_federation
-from descant.view.data_table import facts
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "data.md"
 
@@ -188,7 +186,7 @@ def test_the_picture_has_the_names_of_clients_and_classes(clients, expected, mon
         many(clients), names=tuple(f"c{k}" for k in range(clients)),
         class_names=tuple(f"kind {k}" for k in range(10)))
     figures = []
-    monkeypatch.setattr("descant.view.data_picture._png", figures.append)
+    monkeypatch.setattr("descant.view.data_picture.png", figures.append)
     draw_federation(federation, measure(federation))
     _, classes, *_ = figures[0].axes
     assert [text.get_text() for text in figures[0].axes[-1].get_xticklabels()] == expected
@@ -257,7 +255,7 @@ def test_facts():
     assert found["clients"] == "8, and 2 unseen (never train)"
     assert found["rows"] == "1,797, each 64 (float32)"
     assert found["classes"] == "10; a client has 2"
-    assert found["effective classes"].startswith("2.00 of a client")
+    assert found["effective classes"].startswith("2.00 per client")
     assert found["label distance"].startswith("0.80")
     assert sum(int(n.replace(",", "")) for n in re.findall(r" ([\d,]+\d)", found["splits"])) == 1797
 

@@ -21,7 +21,7 @@ import typer
 from typer.testing import CliRunner
 
 from descant.errors import DescantError, UsageError
-from descant.view import commands, looks, watch
+from descant.view import charts, commands, watch
 from descant.view.comparison import draw_comparison
 from descant.view.page import render, render_json
 from page_helpers import nothing_yet, page_data
@@ -149,7 +149,7 @@ def test_a_comparison_that_has_just_begun_says_what_is_to_come() -> None:
 def test_a_finished_comparison_waits_for_nothing() -> None:
     text = Reader(render(nothing_yet(finished=True)).decode()).text
     assert "no round has been evaluated" in text
-    assert "no client has a figure" in text
+    assert "no client has a score" in text
     assert "differences need two methods" in text
 
 
@@ -260,21 +260,21 @@ def lab(colour: str, vision: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize(("colours", "ground"), [(looks.DAY, "#fcfcfb"), (looks.NIGHT, "#14171b")])
+@pytest.mark.parametrize(("colours", "ground"), [(charts.DAY, "#fcfcfb"), (charts.NIGHT, "#14171b")])
 def test_colours_are_seen_and_told_apart(colours: tuple[str, ...], ground: str, vision: str) -> None:
     assert min(contrast(colour, ground) for colour in colours) >= 3  # WCAG AA of what is no text
     assert min(math.dist(lab(a, vision), lab(b, vision)) for a, b in itertools.combinations(colours, 2)) > 20
 
 
 def test_fifty_methods_look_different() -> None:
-    assert len({looks.look(place) for place in range(50)}) == 50
-    assert len({looks.look(place)[:2] for place in range(28)}) == 28  # also where no marks are drawn
+    assert len({charts.look(place) for place in range(50)}) == 50
+    assert len({charts.look(place)[:2] for place in range(28)}) == 28  # also where no marks are drawn
 
 
 def test_of_many_methods_the_best_and_the_baselines_are_in_front() -> None:
-    assert looks.in_front(page_data(8)) == [method["label"] for method in page_data(8)["methods"]]
+    assert charts.in_front(page_data(8)) == [method["label"] for method in page_data(8)["methods"]]
     data = page_data(20)
-    front = looks.in_front(data)
+    front = charts.in_front(data)
     assert {row["label"] for row in data["table"][:5]} | {"localtrain", "fedavg"} <= set(front)
     assert len(front) <= 8
 
@@ -296,7 +296,7 @@ def test_the_picture_of_a_comparison_has_every_method(tmp_path: Path, monkeypatc
     left, right, *more = figure.axes
     if data["curves"]:
         assert len(left.lines) == len(right.lines) == methods
-        assert left.get_ylabel() == f"test {data['curve_metric']} of the personal models"
+        assert left.get_ylabel() == f"test {data['curve_metric']}, personal models"
         assert ("auroc" in left.get_title()) == (data["metric"] == "auroc")
     else:
         assert [text.get_text() for text in left.texts] == ["no round has been evaluated"]
@@ -308,6 +308,31 @@ def test_the_picture_of_a_comparison_has_every_method(tmp_path: Path, monkeypatc
         for each in data["differences"]:
             interval = (100 * each["low"], 100 * each["high"])
             assert (interval in drawn) == (each["verdict"] != "diverged")
+
+
+def test_page_and_picture_draw_the_same_prepared_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                        ) -> None:
+    data = page_data(12) | {"lower_is_better": True, "metric": "loss", "curve_metric": "loss",
+                            "confidence": "98.3 %"}
+    data["curves"]["fedprox"]["personal"]["mean"][-1] = 1e6
+    prepared = charts.prepare(data)
+    carried_data = json.loads(carried(render(data).decode(), "data"))
+    assert carried_data["log_y"] == prepared["log_y"] == {"personal": True, "global": False}
+    assert carried_data["in_front"] == prepared["in_front"]
+    assert "simultaneous 98.3 % intervals" in Reader(render(data).decode()).text
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **_: (
+        figures.append(figure), file.write(b"a picture")))
+    draw_comparison(data, tmp_path / "comparison.png")
+    [figure] = figures
+    left, _, forest, *_ = figure.axes
+    assert (left.get_yscale(), left.get_ylabel()) == ("log", prepared["y_title"]["personal"])
+    assert "simultaneous 98.3 % intervals" in forest.get_title()
+    coloured = [label for label, line in zip(data["curves"], left.lines, strict=True) if line.get_marker()]
+    assert coloured == prepared["in_front"]
+    assert [line.get_color() for line in left.lines if line.get_marker()] == [
+        charts.DAY[look.colour] for look, method in zip(prepared["looks"], data["methods"], strict=True)
+        if method["label"] in coloured]
 
 
 def test_failed_runs_are_told_at_the_top() -> None:
@@ -418,7 +443,7 @@ def test_data_that_cannot_be_read_leave_the_old_ones_with_a_note(error: Exceptio
     old = latest.data()
     assert old["title"] == "reading 1"
     assert old["notes"][:-1] == page_data()["notes"]
-    assert old["notes"][-1] == f"What you see may be old: {told}"
+    assert old["notes"][-1] == f"This page may be out of date: {told}"
     source.error, source.now = None, 2 * watch.EVERY
     assert latest.data()["notes"] == page_data()["notes"]
 

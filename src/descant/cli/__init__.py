@@ -140,9 +140,8 @@ def run(
         from descant.core.permit import ran
         from descant.experiment import config, directory
         from descant.experiment import run as runs
-        from descant.view.profile import show_profile
         from descant.view.progress import Progress
-        from descant.view.table import show_summary
+        from descant.view.tables import show_profile, show_summary
 
         console = make_console()
         if out is not None:
@@ -184,9 +183,8 @@ def resume(
     """
     with failures_told("stopped before the next round"):
         from descant.experiment import run as runs
-        from descant.view.profile import show_profile
         from descant.view.progress import Progress
-        from descant.view.table import show_summary
+        from descant.view.tables import show_profile, show_summary
 
         console = make_console()
         with Progress(console) as progress:
@@ -336,7 +334,7 @@ def list_data(as_json: AsJson = False, data_dir: DataDir = None) -> None:
       descant data list --data-dir /srv/data --json
     """
     with failures_told("stopped"):
-        from descant.view.data_list import list_datasets, show_datasets
+        from descant.view.data import list_datasets, show_datasets
 
         found = list_datasets()
         if as_json:
@@ -372,8 +370,8 @@ def show_data(
             raise UsageError(f"--out {out}: name a file that ends in .png, in a directory that exists")
         from descant.data.heterogeneity import measure
         from descant.experiment import config
+        from descant.view.data import show_federation
         from descant.view.data_picture import draw_federation
-        from descant.view.data_table import show_federation
 
         tables = config.DEMO if file is None else {
             "algorithm": config.DEMO["algorithm"], **config.read_toml(file)}

@@ -109,8 +109,8 @@ def compare(
         from descant.core.units import duration, times
         from descant.experiment import config
         from descant.view.comparison import draw_comparison, show_comparison
-        from descant.view.comparison_progress import Watching
         from descant.view.page import render
+        from descant.view.progress import Watching
 
         tables = config.override(config.read_toml(file), settings or ())
         console, numbers = make_console(), _numbers(seeds)

@@ -45,7 +45,7 @@ from descant.core.permit import NOTHING, Permit
 from descant.core.plain import plain
 from descant.core.splits import SPLITS, folds_of
 from descant.core.tree import Tree
-from descant.data.heterogeneity import measure
+from descant.data.heterogeneity import facts, measure
 from descant.data.spec import DataSpec
 from descant.engine.backends.base import InProcess, one_thread
 from descant.engine.rounds import Training
@@ -55,7 +55,6 @@ from descant.errors import DescantError, UsageError, unknown
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment, differences, parse_algorithm
-from descant.view.data_table import facts
 
 FORMAT = 2  # 1: one split for all seeds, and --match in place of --budget
 PATIENCE = 5  # evaluations without improvement, after which a method has converged ...

@@ -1,16 +1,18 @@
-"""Where data lie, and how they are prepared once.
+"""The data directory, and how a dataset in it is prepared once.
 
-A dataset is read from `NAME.npz` in the data directory. If that is not there, it is made, in one step,
-of the official files in `NAME/` in the data directory, or of those that a package of the operating
-system installed, or else of those that are downloaded into `NAME/`.
+A dataset is read from `NAME.npz` in the data directory. If that is missing, it is made atomically from the
+official files: those in `NAME/` in the data directory, those that a package of the operating system
+installed, or those that are downloaded into `NAME/`.
 """
 
 from __future__ import annotations
 
 import os
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
@@ -29,7 +31,7 @@ Arrays: TypeAlias = Mapping[str, Any]  # of numpy arrays
 
 @dataclass(frozen=True)
 class Expected:
-    """What an array must be. A length that is given by name is the same wherever the name occurs."""
+    """What an array must be. A length given by name is the same wherever the name occurs."""
 
     dtype: str  # as numpy names it; "str" for text of any width
     shape: tuple[int | str, ...]
@@ -38,22 +40,22 @@ class Expected:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset outside of the library: its arrays, and how they are made of the official files.
+    """A dataset outside the library: its arrays, and how they are made from the official files.
 
-    `parse` makes the arrays of a folder with official files; it raises `Absent` if one is missing.
+    `parse` reads a folder with official files; it raises `Absent` if one is missing.
     """
 
     name: str
     layout: Mapping[str, Expected]
     parse: Callable[[Path], Arrays]
-    obtain: str  # for people: what to put into the folder, and where it comes from
-    remotes: tuple[Remote, ...] = ()  # what can be downloaded
-    folder: str | None = None  # in the data directory; named like the dataset if this is None
+    obtain: str  # which files to put into the folder, and where to get them
+    remotes: tuple[Remote, ...] = ()  # files that can be downloaded
+    folder: str | None = None  # in the data directory; None: the name of the dataset
     installed: Path | None = None  # where a package of the operating system puts the official files
 
 
 class Absent(DescantError):
-    """An official file is not in the folder where it is looked for."""
+    """An official file is not in its folder."""
 
 
 def data_dir() -> Path:
@@ -62,34 +64,34 @@ def data_dir() -> Path:
 
 
 def prepared(source: Source) -> Prepared:
-    """The arrays of a dataset, prepared now if they have not been before."""
+    """The arrays of a dataset; the first call prepares them."""
     path = data_dir() / f"{source.name}.npz"
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path.parent, wait=True):  # others may want the same dataset at the same time
+            with locked(path.parent, wait=True):  # other processes may prepare the same dataset
                 if not path.exists():
                     _convert(source, path)
         except OSError as error:
-            raise DescantError(f"cannot prepare {path}: {error}; another directory can be named with "
-                               f"--data-dir or {ENVIRONMENT}") from None
+            raise DescantError(f"cannot prepare {path}: {error}; set another directory with --data-dir or "
+                               f"{ENVIRONMENT}") from None
     return Prepared(path, source.layout)
 
 
 class Prepared:
-    """A prepared file; its arrays are known to have the right names, types and shapes."""
+    """A prepared file whose arrays have the right names, types and shapes."""
 
     def __init__(self, path: Path, layout: Mapping[str, Expected]) -> None:
         self.path = path
         self._layout = layout
         self._headers = {}
         for name in layout:
-            with self._open(name) as file:
+            with _member(self.path, name) as file:
                 self._headers[name] = _header(file)
         self._lengths = _check_shapes(self._headers, layout, self._name)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        with self._open(name) as file:
+        with _member(self.path, name) as file:
             array = np.ascontiguousarray(np.lib.format.read_array(file, allow_pickle=False))
         _check_range(array, self._layout[name].below, self._lengths, self._name(name))
         return array
@@ -98,13 +100,13 @@ class Prepared:
         return self._headers[name].shape
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
-        """An array in blocks of rows: what is rearranged anyway need not be in memory twice."""
+        """An array in blocks of rows, for callers that copy it: it is never in memory twice."""
         (rows, *shape), dtype, by_column = self._headers[name]
         if by_column:
             yield self[name]
             return
         width = int(np.prod(shape)) * dtype.itemsize
-        with self._open(name) as file:
+        with _member(self.path, name) as file:
             _header(file)
             for start in range(0, rows, ROWS):
                 count = min(ROWS, rows - start)
@@ -113,38 +115,28 @@ class Prepared:
     def _name(self, name: str) -> str:
         return f"array {name!r} of {self.path}"
 
-    def _open(self, name: str) -> _Member:
-        return _Member(self.path, name)
+
+@contextmanager
+def _member(path: Path, name: str) -> Iterator[IO[bytes]]:
+    """One array of an npz file, open for reading; errors name the file and say what to do."""
+    remedy = "remove it, and it is prepared again from the official files"
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
+            yield file
+    except KeyError:
+        raise DescantError(f"{path} has no array {name!r}: {remedy}") from None
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DescantError(f"{path} cannot be read (array {name!r}: {error}): {remedy}") from None
 
 
-class _Member:
-    """One array of an npz file, open for reading; whatever is wrong with the file is told by its name."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        self._path, self._name = path, name
-
-    def __enter__(self) -> IO[bytes]:
-        try:
-            self._archive = zipfile.ZipFile(self._path)
-        except (OSError, zipfile.BadZipFile) as error:
-            raise self._damaged(error) from None
-        try:
-            self._file = self._archive.open(f"{self._name}.npy")
-        except (KeyError, zipfile.BadZipFile):
-            self._archive.close()
-            raise DescantError(f"{self._path} has no array {self._name!r}: remove it, "
-                               "and it is prepared again from the official files") from None
-        return self._file
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._file.close()
-        self._archive.close()
-        if isinstance(error, ValueError | OSError | EOFError | zipfile.BadZipFile | zlib.error):
-            raise self._damaged(error) from None
-
-    def _damaged(self, error: BaseException) -> DescantError:
-        return DescantError(f"{self._path} cannot be read (array {self._name!r}: {error}): remove it, "
-                            "and it is prepared again from the official files")
+@contextmanager
+def unpacking(path: Path) -> Iterator[None]:
+    """While an official archive is read: errors of one that is cut off or another file name it."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise DescantError(f"{path} cannot be unpacked ({error}): it was cut off or changed; download it "
+                           "again") from None
 
 
 class _Header(NamedTuple):
@@ -154,23 +146,23 @@ class _Header(NamedTuple):
 
 
 def _header(file: IO[bytes]) -> _Header:
-    """What the array is that a file begins with; leaves the file at its first number."""
+    """The header of an npy file; leaves the file at its first number."""
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
     if version not in read:
         raise ValueError(f"npy format {version} is unknown")
     shape, by_column, dtype = read[version](file)
     if dtype.hasobject:
-        raise ValueError("it holds objects, which are never read")
+        raise ValueError("it holds Python objects, which are never loaded")
     return _Header(shape, dtype, by_column)
 
 
 def _convert(source: Source, path: Path) -> None:
-    """Write the prepared file, whole or not at all."""
+    """Write the prepared file atomically."""
     arrays, origin = _official(source, path.parent / (source.folder or source.name))
 
     def told(name: str) -> str:
-        return f"array {name!r} made of the official files in {origin}"
+        return f"array {name!r} made from the official files in {origin}"
 
     for name in source.layout:
         assert name in arrays, f"the parser of {source.name} makes no {name!r}"
@@ -183,13 +175,13 @@ def _convert(source: Source, path: Path) -> None:
 
 
 def _official(source: Source, folder: Path) -> tuple[Arrays, Path]:
-    """The arrays of the official files, and where these were found."""
+    """The arrays of the official files, and their folder."""
     for remote in source.remotes:
         archive = folder / remote.name
-        # text that a person put there may have other line ends; what is compressed is as it was published
+        # text files may have other line ends; compressed files are as published
         if archive.suffix in (".gz", ".zip") and archive.exists() and (wrong := mismatch(archive, remote)):
-            raise DescantError(f"{archive} is not the official file: {wrong}. Remove it, and it is "
-                               "downloaded again; or put what it contains next to it")
+            raise DescantError(f"{archive} is not the official file: {wrong}. Remove it to download it "
+                               "again, or put its unpacked content next to it")
     absent = None
     for place in (folder, source.installed):
         if place is not None:
@@ -218,14 +210,13 @@ def _how_to_obtain(source: Source, folder: Path, reason: str) -> str:
     files = "".join(f"\n  {remote.name}  from  {remote.urls[0]}" for remote in source.remotes)
     return (f"there is no {source.name}.npz in {folder.parent}; {reason}.\n"
             f"Put into {folder}: {source.obtain}{files}\n"
-            f"Another data directory can be named with --data-dir or {ENVIRONMENT}. "
-            "Dataset 'digits' needs no files.")
+            f"Set another data directory with --data-dir or {ENVIRONMENT}. Dataset 'digits' needs no files.")
 
 
 def _check_shapes(
     headers: Mapping[str, _Header], layout: Mapping[str, Expected], told: Callable[[str], str]
 ) -> dict[str, int]:
-    """The lengths that the layout gives by name; arrays that do not fit it are an error."""
+    """Refuse arrays that do not fit the layout; returns the lengths that it gives by name."""
     lengths: dict[str, int] = {}
     for name, expected in layout.items():
         shape, dtype, _ = headers[name]

@@ -40,7 +40,7 @@ class Digits(Dataset):
 
 
 def _digits() -> np.ndarray:
-    """scikit-learn's own file: to import the package for it takes as long as to import torch."""
+    """scikit-learn's own file: importing the package takes as long as importing torch."""
     package = importlib.util.find_spec("sklearn")
     assert package is not None
     assert package.origin is not None

@@ -1,4 +1,4 @@
-"""Fetching official files: whole and as published, or not at all."""
+"""Downloads of official files, complete and as published. A broken download is continued."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from descant.core.files import sync_directory
 from descant.core.units import size as bytes_for_people
 from descant.errors import DescantError
 
-TIMEOUT = 30.0  # seconds without an answer or without a byte
-ATTEMPTS = 4  # per address; each one continues where the last one broke off
+TIMEOUT = 30.0  # seconds without a byte
+ATTEMPTS = 4  # per address; each continues where the last one stopped
 PAUSE = 2.0  # seconds between two attempts
 CHUNK = 1 << 18
 
@@ -38,18 +38,18 @@ class Remote:
 
 
 class DownloadError(DescantError):
-    """A file could not be had from any of its addresses."""
+    """No address of a file has delivered it."""
 
 
 class _Unfit(Exception):
-    """This address does not have the file: another one may."""
+    """This address does not deliver the file; another one may."""
 
 
 def fetch(remote: Remote, folder: Path) -> Path:
-    """The official file, downloaded into `folder`.
+    """Download the official file into `folder`.
 
-    What arrives is collected in `NAME.part`, which the next call continues; it gets its name only when
-    its size and checksum are right, and is removed when they are wrong.
+    Bytes go to `NAME.part`, which the next call continues. It is renamed if size and checksum are right, and
+    removed if they are wrong.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / remote.name
@@ -61,6 +61,8 @@ def fetch(remote: Remote, folder: Path) -> Path:
         except _Unfit as reason:
             reasons.append(f"{url}: {reason}")
             continue
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
         part.replace(target)
         sync_directory(folder)
         return target
@@ -68,7 +70,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
 
 
 def mismatch(path: Path, remote: Remote) -> str | None:
-    """What tells a file from the official one, if anything does."""
+    """How a file differs from the official one, if it does."""
     size = path.stat().st_size
     if size != remote.size:
         return f"it has {size} bytes, the official file {remote.size}"
@@ -84,17 +86,16 @@ def _download(remote: Remote, url: str, part: Path) -> None:
     continued = part.exists()
     _transfer(remote, url, part)
     wrong = mismatch(part, remote)
-    if wrong and continued:  # what was there may have been the start of something else
+    if wrong and continued:  # it may have begun as another file
         part.unlink()
-        _transfer(remote, url, part)
-        wrong = mismatch(part, remote)
+        return _download(remote, url, part)
     if wrong:
         part.unlink()
         raise _Unfit(wrong)
 
 
 def _transfer(remote: Remote, url: str, part: Path) -> None:
-    """Fill `part` up to the official size, in as many attempts as are allowed."""
+    """Fill `part` up to the official size, in at most `ATTEMPTS` attempts."""
     reason = ""
     with _shown(remote, url) as show:
         for attempt in range(ATTEMPTS):
@@ -102,17 +103,11 @@ def _transfer(remote: Remote, url: str, part: Path) -> None:
                 time.sleep(PAUSE)
             try:
                 _receive(remote, url, part, show)
-            except urllib.error.HTTPError as error:
-                if error.code < 500 and error.code != 429:  # it will not get better by asking again
-                    raise _Unfit(f"the server answers {error.code} {error.reason}") from None
-                reason = f"the server answers {error.code} {error.reason}"
-            except TimeoutError:
-                reason = f"no answer within {TIMEOUT:g} s"
-            except urllib.error.URLError as error:
-                timed_out = isinstance(error.reason, TimeoutError)
-                reason = f"no answer within {TIMEOUT:g} s" if timed_out else str(error.reason)
-            except (http.client.HTTPException, ConnectionError) as error:
-                reason = f"the connection broke ({error or type(error).__name__})"
+            except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
+                reason = _reason(error)
+                code = getattr(error, "code", 500)
+                if code < 500 and code != 429:  # a retry cannot help
+                    break
             else:
                 if part.stat().st_size >= remote.size:
                     return
@@ -120,56 +115,57 @@ def _transfer(remote: Remote, url: str, part: Path) -> None:
     raise _Unfit(reason)
 
 
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answers {error.code} {error.reason}"
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, TimeoutError):
+        return f"no answer within {TIMEOUT:g} s"
+    return str(cause) if cause is not error else f"the connection broke ({error or type(error).__name__})"
+
+
 def _receive(remote: Remote, url: str, part: Path, show: Callable[[int], None]) -> None:
-    """Append what one request brings."""
+    """Append the response to one request."""
     start = part.stat().st_size if part.exists() else 0
     if start >= remote.size:
-        return  # complete, or too long: its checksum will tell
+        return  # complete or too long: the checksum decides
     request = urllib.request.Request(url, headers={"User-Agent": f"descant/{__version__}"})
     if start:
         request.add_header("Range", f"bytes={start}-")
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         ranged = str(response.headers.get("Content-Range", "")).startswith(f"bytes {start}-")
         if response.status != 206 or not ranged:
-            start = 0  # the server sends the whole file whatever was asked for
+            start = 0  # the server ignores ranges and sends the whole file
         length = response.headers.get("Content-Length")
         if length is not None and start + int(length) != remote.size:
             raise _Unfit(f"the server offers {start + int(length)} bytes, not the {remote.size} of the "
                          "official file")
-        with _writing(part, start) as write:
+        with _disk(part):
+            file = part.open("r+b" if start else "wb", buffering=0)
+        with file:
+            file.truncate(start)
+            file.seek(start)
             show(start)
-            # a byte more than there should be is enough to know that it is something else
+            # one byte too many proves that it is another file
             while start <= remote.size and (block := response.read(CHUNK)):
-                write(block)
+                with _disk(part):
+                    file.write(block)
                 start += len(block)
                 show(start)
 
 
 @contextlib.contextmanager
-def _writing(part: Path, start: int) -> Iterator[Callable[[bytes], None]]:
-    """Write from byte `start` on. A disk that fails is not a network that fails: it ends the download."""
-    def write(block: bytes) -> None:
-        try:
-            file.write(block)
-        except OSError as error:
-            raise DescantError(f"cannot write {part}: {error.strerror}") from None
-
+def _disk(part: Path) -> Iterator[None]:
+    """A failing disk, unlike a failing network, ends the download."""
     try:
-        file = part.open("r+b" if start else "wb", buffering=0)
+        yield
     except OSError as error:
         raise DescantError(f"cannot write {part}: {error.strerror}") from None
-    with file:
-        file.truncate(start)
-        file.seek(start)
-        try:
-            yield write
-        finally:
-            os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
 def _shown(remote: Remote, url: str) -> Iterator[Callable[[int], None]]:
-    """Tell how far a download is: a bar on a terminal, one line anywhere else."""
+    """Show the progress: a bar on a terminal, one line anywhere else."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(f"downloading {remote.name} ({bytes_for_people(remote.size)}) from {url}",

@@ -1,4 +1,4 @@
-"""The user's own data: a folder with a file for each client, or arrays."""
+"""The user's own data: a folder with one file per client, or arrays."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from descant.errors import UsageError
 
 @dataclass(frozen=True)
 class Folder(Dataset):
-    """Files of your own, one for each client, which is called like its file.
+    """Your own files, one per client; a client has the name of its file.
 
-    CSV and Parquet files are read by the schema. NPZ files hold x and y, and may hold `group`, the ids of
-    what must stay on one side of a split; with a schema they must have its features.
+    CSV and Parquet files are read by the schema. NPZ files hold x and y, and may hold `group`: rows with the
+    same id stay in one split. With a schema they must have its features.
     """
 
     name: ClassVar[str] = "folder"
@@ -46,12 +46,12 @@ class Folder(Dataset):
             raise UsageError(f"data.dataset: cannot read the folder {folder}: {error.strerror}") from None
         files: dict[str, Path] = {}
         for path in found:
-            # also what is no client's is refused: a client must not be left out because of its file's ending
+            # other files are refused too: a wrong ending must not silently drop a client
             if path.suffix.lower() not in tables.ENDINGS or not path.is_file():
                 raise UsageError(f"{path} is not a client's file, which ends in one of "
                                  f"{', '.join(tables.ENDINGS)}: convert it, or move it elsewhere")
             if path.stem in files:
-                raise UsageError(f"{files[path.stem]} and {path} are both of the client {path.stem!r}: keep "
+                raise UsageError(f"{files[path.stem]} and {path} both belong to client {path.stem!r}: keep "
                                  "or rename one")
             files[path.stem] = path
         if not files:
@@ -82,7 +82,7 @@ class Folder(Dataset):
         )
 
     def require_complete(self, samples: Samples) -> None:
-        """Refuse missing values among the samples that `load` gave, by the place where they are missing."""
+        """Refuse missing values in the samples that `load` returned; the message names file and line."""
         if samples.owner is None or not samples.x.is_floating_point():
             return
         missing = samples.x.isnan()
@@ -101,7 +101,7 @@ class Folder(Dataset):
 
 
 class OnNodes(Folder):
-    """What every client brings to a federation of real nodes; nobody has it all."""
+    """The data of the clients of a real federation; nobody has all of it."""
 
     name: ClassVar[str] = "nodes"
 
@@ -109,8 +109,8 @@ class OnNodes(Folder):
         return {}
 
     def load(self, clients: int, seed: int) -> Samples:
-        raise UsageError('data.dataset is "nodes": these data are with the clients of a federation, which '
-                         "`descant server` leads; to simulate it, set dataset to a folder of their files")
+        raise UsageError('data.dataset is "nodes": the data stay with the clients of a federation '
+                         "(`descant server`); to simulate it, set dataset to a folder of their files")
 
 
 def read_file(path: Path, schema: Schema | None) -> Arrays:
@@ -119,14 +119,14 @@ def read_file(path: Path, schema: Schema | None) -> Arrays:
         arrays = tables.read_npz(path)
         return arrays if schema is None else schema.check(arrays, f"{path}: ")
     if schema is None:
-        raise UsageError(f"{path} is a table: say in a section [schema] which columns it has, what they "
-                         "hold, and which one is the target")
+        raise UsageError(f"{path} is a table: describe its columns and the target in a section "
+                         "[schema]")
     return Arrays(*schema.read(path))
 
 
 @dataclass(frozen=True, eq=False)
 class OwnArrays(Dataset):
-    """Arrays of your own, from Python."""
+    """Your own arrays, from Python."""
 
     name: ClassVar[str] = "arrays"
 
@@ -145,13 +145,13 @@ class OwnArrays(Dataset):
 
 
 def _check_alike(parts: dict[Path, Arrays]) -> None:
-    """Refuse files that cannot be samples of one kind: another shape, or bytes and real numbers."""
+    """Refuse files whose samples differ in shape or type."""
     (first, one), *others = parts.items()
     for path, other in others:
         for name, a, b in (("x", one.x, other.x), ("y", one.y, other.y)):
             if a.shape[1:] != b.shape[1:] or _kind(a) != _kind(b):
                 raise UsageError(f"{path}: {name} has rows of shape {b.shape[1:]} and type {b.dtype}, but "
-                                 f"that of {first} has {a.shape[1:]} and {a.dtype}: make them alike")
+                                 f"that of {first} has {a.shape[1:]} and {a.dtype}: make them match")
 
 
 def _kind(array: np.ndarray) -> str:
@@ -159,8 +159,8 @@ def _kind(array: np.ndarray) -> str:
 
 
 def _groups(parts: list[Arrays]) -> np.ndarray | None:
-    """The groups of all clients as numbers: ids say nothing beyond their file, and without ids each row is
-    a group of its own."""
+    """The groups of all clients as numbers: ids are local to their file, and a row without id is its own
+    group."""
     if all(part.group is None for part in parts):
         return None
     groups, first = [], 0

@@ -1,4 +1,4 @@
-"""Human activity from the motion of a smartphone, by person."""
+"""Human activity from smartphone motion, by person."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from descant.data import owned
-from descant.data.cache import Absent, Arrays, Expected, Source, prepared
+from descant.data.cache import Absent, Arrays, Expected, Source, prepared, unpacking
 from descant.data.download import Remote
 from descant.data.samples import Dataset, Samples
 from descant.errors import DescantError
@@ -25,12 +24,9 @@ CHANNELS = tuple(f"{signal}_{axis}" for signal in ("body_acc", "body_gyro", "tot
 FOLDER = "UCI HAR Dataset"
 OUTER = "human+activity+recognition+using+smartphones.zip"
 
-# what reading an archive raises when it is cut off or something else
-_DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error)
-
 
 def parse(folder: Path) -> Arrays:
-    """The inertial signals of the official archive, packed or not; by person, then activity, then time."""
+    """The inertial signals of the official archive, sorted by person, activity and time."""
     with _unpacked(folder) as root:
         parts = [_part(root, part) for part in ("train", "test")]
     x, y, subject = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -61,21 +57,18 @@ def overlapping(x: np.ndarray, y: np.ndarray, client: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def _unpacked(folder: Path) -> Iterator[Path | zipfile.Path]:
-    """The folder that the official archive contains, wherever it is."""
+    """The folder of the official archive, unpacked or not."""
     outer, inner = folder / OUTER, folder / f"{FOLDER}.zip"
     if (folder / FOLDER).is_dir():
         yield folder / FOLDER
     elif inner.exists() or outer.exists():
         path = inner if inner.exists() else outer
-        try:
+        with unpacking(path):
             # the archive of the repository contains that of the authors
             content = io.BytesIO(inner.read_bytes() if path == inner else _member(outer, inner.name))
             with zipfile.ZipFile(content) as archive:
-                archive.filename = str(path)  # for errors, which name the files in it
+                archive.filename = str(path)  # errors name the files in it
                 yield zipfile.Path(archive, f"{FOLDER}/")
-        except _DAMAGE as error:
-            raise DescantError(f"{path} cannot be unpacked ({error}): it was cut off or changed; fetch it "
-                               "again") from None
     else:
         raise Absent(f"{OUTER} is not in {folder}, nor is the folder {FOLDER!r}")
 
@@ -83,7 +76,7 @@ def _unpacked(folder: Path) -> Iterator[Path | zipfile.Path]:
 def _member(path: Path, name: str) -> bytes:
     with zipfile.ZipFile(path) as archive:
         if name not in archive.namelist():
-            raise DescantError(f"there is no {name!r} in {path}: fetch it again")
+            raise DescantError(f"there is no {name!r} in {path}: download it again")
         return archive.read(name)
 
 
@@ -96,7 +89,7 @@ def _part(root: Path | zipfile.Path, part: str) -> tuple[np.ndarray, np.ndarray,
         signal = _numbers(path, WINDOW, np.float32)
         if not len(signal) == len(y) == len(subject):
             raise DescantError(f"{path} has {len(signal)} rows, but there are {len(y)} activities and "
-                               f"{len(subject)} persons in {root / part}: the files do not belong together")
+                               f"{len(subject)} persons in {root / part}: the files do not match")
         x[:, k] = signal
     for name, values, limit in (("y", y, ACTIVITIES), ("subject", subject, PEOPLE)):
         for row in np.flatnonzero((values < 1) | (values > limit))[:1]:

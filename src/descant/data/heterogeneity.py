@@ -6,6 +6,7 @@ pool is what all clients have together.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,10 @@ from descant.core.federation import Federation
 from descant.core.random import stream
 from descant.core.splits import SPLITS
 
-MOST_FEATURES = 256  # of larger samples, this many features are looked at, chosen at random
-_BLOCK = 16  # features at a time: a pool of a million rows need not be in memory as real numbers
+NAMED = 12  # the most classes that are listed by name
+LONGEST = 16  # letters of a name
+MOST_FEATURES = 256  # of larger samples, a random choice of this many is measured
+_BLOCK = 16  # features at a time: a large pool is never in memory as float64
 
 
 def sizes(federation: Federation) -> np.ndarray:
@@ -77,23 +80,23 @@ class FeatureShift(NamedTuple):
     """
 
     distance: np.ndarray  # between the client's mean and the pool's mean of rows of the same classes
-    chance: np.ndarray  # how large the distance is on average where clients differ by chance alone
+    chance: np.ndarray  # the average distance if clients differ by chance alone
     spread: np.ndarray  # standard deviation within the client (and class); NaN for a single row
 
     @property
     def evident(self) -> bool:
         """Whether the clients clearly differ by more than chance."""
-        by_chance = self.chance > 0  # not so where only this client has its classes
+        by_chance = self.chance > 0  # 0 if only this client has its classes
         ratio = np.square(self.distance[by_chance] / self.chance[by_chance])
-        if len(ratio) and ratio.mean() > 2:  # it is 1 on average where there is no shift
+        if len(ratio) and ratio.mean() > 2:  # 1 on average without a shift
             return True
-        spread = self.spread[by_chance & (self.chance < 0.25)]  # of few rows, it says little
-        # classes differ in spread, too: where clients have few of them, by about a tenth
+        spread = self.spread[by_chance & (self.chance < 0.25)]  # imprecise with few rows
+        # classes differ in spread too, by about a tenth if clients have few of them
         return bool(len(spread) and spread.std() > 0.25 * spread.mean())
 
 
 def feature_shift(federation: Federation) -> FeatureShift | None:
-    """The feature shift that labels do not explain; None where x holds no real features (or bytes)."""
+    """The feature shift that labels do not explain; None unless x holds real features or bytes."""
     x = federation.x
     if not x.is_floating_point() and x.dtype != torch.uint8:
         return None
@@ -118,7 +121,7 @@ def feature_shift(federation: Federation) -> FeatureShift | None:
         scale = block.abs().amax(0)
         block -= mean[label]
         std = block.square().mean(0).sqrt()
-        varies = std > 1e-9 * scale  # what is constant up to rounding tells nothing
+        varies = std > 1e-9 * scale  # a constant feature carries no information
         standard = (block[:, varies] / std[varies]).numpy()
         used += standard.shape[1]
         apart += np.square(np.add.reduceat(standard, start) / size[:, None]).sum(1)
@@ -126,7 +129,7 @@ def feature_shift(federation: Federation) -> FeatureShift | None:
     if not used:
         return None
     apart /= used
-    # the mean of n of N exchangeable rows has the variance (1/n - 1/N), which is here mixed over classes
+    # the mean of n of N exchangeable rows has the variance (1/n - 1/N), here mixed over classes
     chance = (1 - (counts / size[:, None] * counts / np.maximum(totals, 1)).sum(1)) / size
     within = np.add.reduceat(square, start) / size / used - apart
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -135,7 +138,7 @@ def feature_shift(federation: Federation) -> FeatureShift | None:
 
 
 class Measured(NamedTuple):
-    """What the figures and pictures of a federation are made of."""
+    """The measurements behind the figures and pictures of a federation."""
 
     sizes: np.ndarray  # [clients]
     counts: np.ndarray | None  # [clients, classes]
@@ -143,7 +146,7 @@ class Measured(NamedTuple):
 
 
 def measure(federation: Federation) -> Measured:
-    """All of it, once: the features take a pass over the data."""
+    """All measurements; the feature shift takes a pass over the data."""
     return Measured(sizes(federation), class_counts(federation), feature_shift(federation))
 
 
@@ -153,3 +156,57 @@ def _by_owner(federation: Federation) -> np.ndarray:
     owner = np.concatenate([np.repeat(np.arange(len(table)), table.sizes) for table in tables])
     rows: np.ndarray = np.concatenate([table.indices for table in tables])[np.argsort(owner, kind="stable")]
     return rows
+
+
+# -- in words ------------------------------------------------------------------------------------------
+
+
+def facts(federation: Federation, measured: Measured) -> dict[str, str]:
+    """Sizes, splits and heterogeneity by name."""
+    sizes, counts, shift = measured
+    shape = " x ".join(map(str, federation.x.shape[1:])) or "1"
+    unseen = f", and {federation.unseen:,} unseen (never train)" if federation.unseen else ""
+    found = {
+        "data": heading(federation),
+        "clients": f"{federation.population:,}{unseen}",
+        "rows": f"{sizes.sum():,}, each {shape} ({str(federation.x.dtype).removeprefix('torch.')})",
+        "rows per client": f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.6g}",
+        "splits": ", ".join(f"{name} {federation.split(name).sizes.sum():,}" for name in SPLITS),
+        "size Gini": f"{gini(sizes):.3f} (0: equal sizes)",
+    }
+    if counts is None:
+        found["classes"] = "none: targets are numbers"
+    else:
+        distances, pool = label_distances(counts), counts.sum(0, keepdims=True)
+        names = federation.class_names
+        named = "" if names is None or len(names) > NAMED else f" ({', '.join(map(short, names))})"
+        own = (counts > 0).sum(1)
+        per_client = f"{own.min()}" if own.min() == own.max() else f"{own.min()} to {own.max()}"
+        found |= {
+            "classes": f"{counts.shape[1]}{named}; a client has {per_client}",
+            "effective classes": f"{effective_classes(counts).mean():.2f} per client on average "
+                                 f"(pool: {effective_classes(pool).item():.2f})",
+            "label distance": f"{distances.mean():.3f} on average, {distances.max():.3f} at most "
+                              "(total variation from the pool; 0: identical)",
+        }
+    if shift is not None:
+        found["feature shift"] = (f"{shift.distance.mean():.3f} standard deviations on average "
+                                  f"(expected by chance: {shift.chance.mean():.3f})")
+        spread = shift.spread[~np.isnan(shift.spread)]
+        if len(spread):
+            found["feature spread"] = (f"{spread.min():.2f} to {spread.max():.2f} standard deviations within "
+                                       "a client")
+    return found
+
+
+def heading(federation: Federation) -> str:
+    """The dataset and its partition, as far as they are known."""
+    if federation.origin is None:
+        return "arrays"
+    dataset = Path(federation.origin["dataset"]).name  # of a folder, the last part of its path
+    return f"{dataset}, partition {federation.origin['partition']}"
+
+
+def short(name: str) -> str:
+    """A name as it fits into a table."""
+    return name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}…"

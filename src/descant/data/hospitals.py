@@ -1,8 +1,7 @@
-"""An example to begin with: made-up patients of twelve hospitals, as tables, with an experiment beside them.
+"""An example to start with: tables of synthetic patients of twelve hospitals, and an experiment.
 
-Most of what makes people ill is the same everywhere. Some of it is not: each hospital has a laboratory and a
-population of its own. And no hospital has many patients. So a model for all misses what is particular, a
-hospital alone has too little to learn from, and a personal model that leans on the shared one does best.
+Most of the disease model is shared, some of it is specific to a hospital, and no hospital has many patients.
+So a shared model misses the specific part, a hospital alone has too few rows, and personal models win.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ LATER, LATER_PATIENTS, NEW_PATIENTS = "west", 100, 20
 VITAL = {"age": (58, 12), "weight": (78, 14), "pressure": (132, 17), "heart_rate": (74, 12),
          "oxygen": (96, 2), "temperature": (36.8, 0.5), "cholesterol": (216, 40), "glucose": (105, 25)}
 COLUMNS = {**VITAL, **{f"lab_{k:02}": (10 + k, 1 + k / 4) for k in range(1, 33)}}  # mean, deviation
-SHARED = 4.0  # how strongly the disease follows what is the same everywhere,
-OWN = 2.2  # and what is particular to a hospital
+SHARED = 4.0  # weight of the shared part of the disease model
+OWN = 2.2  # weight of the part that is specific to a hospital
 SEED = 7
 
 EXPERIMENT = """\
@@ -66,11 +65,10 @@ class Patients(NamedTuple):
 
 
 def write_example(place: Path) -> list[Path]:
-    """Write the example into a new directory: data/<hospital>.csv and experiment.toml; and two files that no
-    training sees: new.csv, patients of north whose disease is not known, and west.csv, the patients of a
-    hospital that comes later."""
+    """Write the example into a new directory: data/<hospital>.csv, experiment.toml, and two files that are
+    not trained on: new.csv, undiagnosed patients of north, and west.csv, a hospital that joins later."""
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise UsageError(f"{place} is there already, and not empty: name a new directory")
+        raise UsageError(f"{place} exists and is not empty: choose a new directory")
     columns = "\n".join(f'{name} = "number"' for name in COLUMNS)
     files = {place / "experiment.toml": EXPERIMENT.format(columns=columns).encode()}
     rng = np.random.default_rng(SEED)
@@ -86,7 +84,7 @@ def write_example(place: Path) -> list[Path]:
         for path, content in files.items():
             write_atomic(path, content)
     except OSError as error:
-        raise UsageError(f"cannot write to {place}: {error.strerror}; name another directory") from None
+        raise UsageError(f"cannot write to {place}: {error.strerror}; choose another directory") from None
     return list(files)
 
 

@@ -1,30 +1,23 @@
-"""The official files of image sets: IDX (MNIST and what imitates it) and CIFAR's binary version."""
+"""The official files of image sets: IDX (MNIST and its successors) and CIFAR's binary version."""
 
 from __future__ import annotations
 
 import gzip
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from descant.data.cache import Absent, Arrays
+from descant.data.cache import Absent, Arrays, unpacking
 from descant.errors import DescantError
 
 PARTS = ("train", "test")
 
-# what reading a compressed file raises when it is cut off or something else
-_DAMAGE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
-
 
 def decode_idx(data: bytes, dims: int, where: str) -> np.ndarray:
-    """The array of an IDX file, which is a header of big-endian numbers and then bytes.
-
-    It has `dims` dimensions: 3 for images, 1 for labels.
-    """
+    """The array of an IDX file: a header of big-endian numbers, then bytes. `dims`: images 3, labels 1."""
     kind = {1: "labels", 3: "images"}[dims]
     if len(data) < 4 + 4 * dims or data[:4] != bytes((0, 0, 8, dims)):
         raise DescantError(f"{where} is not an IDX file of {kind}: it begins with 0x{data[:4].hex()}, "
@@ -33,7 +26,7 @@ def decode_idx(data: bytes, dims: int, where: str) -> np.ndarray:
     expected, found = int(np.prod(shape)), len(data) - 4 - 4 * dims
     if found != expected:
         raise DescantError(f"{where} holds {found} bytes of {kind}, but its header promises {expected}: "
-                           "it was cut off or changed; fetch it again")
+                           "it was cut off or changed; download it again")
     return np.frombuffer(data, np.uint8, offset=4 + 4 * dims).reshape(shape)
 
 
@@ -44,15 +37,13 @@ def _read_idx(folder: Path, name: str, dims: int) -> np.ndarray:
         return decode_idx(plain.read_bytes(), dims, str(plain))
     if not packed.exists():
         raise Absent(f"{packed.name} is not in {folder}")
-    try:
+    with unpacking(packed):
         data = gzip.decompress(packed.read_bytes())
-    except _DAMAGE as error:
-        raise _damaged(packed, error) from None
     return decode_idx(data, dims, str(packed))
 
 
 def parse_mnist(folder: Path) -> Arrays:
-    """The four files of MNIST, or of a dataset that imitates it."""
+    """The four files of MNIST or of a dataset in its format."""
     arrays = {}
     for part, prefix in zip(PARTS, ("train", "t10k"), strict=True):
         arrays[f"x_{part}"] = _read_idx(folder, f"{prefix}-images-idx3-ubyte", 3)
@@ -68,7 +59,7 @@ def parse_emnist(folder: Path) -> Arrays:
             name = f"emnist-balanced-{part}-{kind}-idx{dims}-ubyte"
             arrays[f"{kind[0]}_{part}"] = _read_emnist(folder, name, dims)
     return {
-        # the official files store images by column: as rows, they lie on their side, mirrored
+        # the official files store images by column
         f"x_{part}": np.ascontiguousarray(arrays[f"i_{part}"].transpose(0, 2, 1)) for part in PARTS
     } | {f"y_{part}": arrays[f"l_{part}"].astype(np.int64) for part in PARTS}
 
@@ -81,13 +72,10 @@ def _read_emnist(folder: Path, name: str, dims: int) -> np.ndarray:
     if not archive.exists():
         raise Absent(f"{archive.name} is not in {folder}, nor is {name}.gz")
     where = f"gzip/{name}.gz in {archive}"
-    try:
-        with zipfile.ZipFile(archive) as files:
-            data = gzip.decompress(files.read(f"gzip/{name}.gz"))
-    except KeyError:
-        raise DescantError(f"there is no {where}: fetch the official archive again") from None
-    except _DAMAGE as error:
-        raise _damaged(archive, error) from None
+    with unpacking(archive), zipfile.ZipFile(archive) as files:
+        if f"gzip/{name}.gz" not in files.namelist():
+            raise DescantError(f"there is no {where}: download the official archive again")
+        data = gzip.decompress(files.read(f"gzip/{name}.gz"))
     return decode_idx(data, dims, where)
 
 
@@ -99,7 +87,7 @@ def decode_cifar(data: bytes, labels: int, where: str) -> tuple[np.ndarray, np.n
     width = labels + 3 * 32 * 32
     if not data or len(data) % width:
         raise DescantError(f"{where} has {len(data)} bytes, which is not a number of records of {width}: "
-                           "it was cut off or is another version; fetch the binary version again")
+                           "it was cut off or is another version; download the binary version again")
     records = np.frombuffer(data, np.uint8).reshape(-1, width)
     images = records[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), records[:, labels - 1].astype(np.int64)
@@ -112,7 +100,7 @@ def _parse_cifar(folder: Path, archive: str, inner: str, parts: dict[str, list[s
     for part, names in parts.items():
         for name in names:
             if name not in found:
-                raise DescantError(f"there is no {inner}/{name} in {folder / archive}: fetch it again")
+                raise DescantError(f"there is no {inner}/{name} in {folder / archive}: download it again")
         pairs = [decode_cifar(found.pop(name), labels, f"{inner}/{name} in {folder}") for name in names]
         arrays[f"x_{part}"], arrays[f"y_{part}"] = (np.concatenate(a) for a in zip(*pairs, strict=True))
     return arrays
@@ -127,15 +115,12 @@ def _cifar_files(folder: Path, archive: str, inner: str, wanted: list[str]) -> I
         return
     if not (folder / archive).exists():
         raise Absent(f"{archive} is not in {folder}")
-    try:
-        with tarfile.open(folder / archive, "r:gz") as files:
-            for member in files:
-                name = Path(member.name).name
-                content = files.extractfile(member) if name in wanted else None
-                if content is not None:
-                    yield name, content.read()
-    except _DAMAGE as error:
-        raise _damaged(folder / archive, error) from None
+    with unpacking(folder / archive), tarfile.open(folder / archive, "r:gz") as files:
+        for member in files:
+            name = Path(member.name).name
+            content = files.extractfile(member) if name in wanted else None
+            if content is not None:
+                yield name, content.read()
 
 
 def parse_cifar10(folder: Path) -> Arrays:
@@ -147,7 +132,3 @@ def parse_cifar100(folder: Path) -> Arrays:
     parts = {"train": ["train.bin"], "test": ["test.bin"]}
     # of the two label bytes, the first is the coarse class
     return _parse_cifar(folder, "cifar-100-binary.tar.gz", "cifar-100-binary", parts, labels=2)
-
-
-def _damaged(path: Path, error: BaseException) -> DescantError:
-    return DescantError(f"{path} cannot be unpacked ({error}): it was cut off or changed; fetch it again")

@@ -1,4 +1,4 @@
-"""Image classification: the standard sets that have no owners and are dealt to clients.
+"""Image classification: the standard datasets, whose rows have no owners.
 
 The training and test parts of the official split are pooled, training first: clients make their own
 splits. Pixels stay bytes, channels first.

@@ -1,4 +1,4 @@
-"""Labels as they come, and classes as a model has them: numbers from 0 without gaps."""
+"""Labels of any kind as classes: numbers from 0 without gaps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from descant.errors import UsageError
 
 
 def as_classes(y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Labels [rows] as the numbers of the distinct ones among them, in ascending order, and what these are
-    called. Without gaps from 0 on they are what they are, and have no other names. Labels of more than one
-    dimension, as of sequences, are tokens and stay; what is below 0 is left to be refused."""
+    """Class numbers of labels [rows], and the class names: the distinct labels in ascending order. Labels
+    without gaps from 0 on stay as they are, without names. So do labels of several dimensions, which are
+    tokens, and negative ones, which are refused later."""
     if y.ndim != 1 or y.dtype.kind == "f" or not len(y):
         return y, None
     found, numbers = np.unique(y, return_inverse=True)
@@ -22,7 +22,7 @@ def as_classes(y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...] | None]:
 
 
 def as_known(y: np.ndarray, names: Sequence[str] | None, where: str) -> np.ndarray:
-    """Labels of rows that come later as the numbers of the classes of before; `where` begins the message."""
+    """Labels of later rows as numbers of the known classes; `where` begins the message."""
     if names is None or not all(map(str.isdecimal, names)) or y.dtype.kind == "f":
         return y
     known = np.array([int(name) for name in names])  # ascending, as `as_classes` made them

@@ -26,7 +26,7 @@ from descant.errors import DescantError
 
 
 class User(NamedTuple):
-    """What one LEAF file has of one user."""
+    """The data of one user in one LEAF file."""
 
     name: str
     x: list[Any]
@@ -51,7 +51,7 @@ def _read_file(path: Path) -> Iterator[User]:
         with path.open(encoding="utf-8") as file:
             content = json.load(file)
     except ValueError as error:
-        raise DescantError(f"{path} is not JSON ({error}): it was cut off or changed; make it again"
+        raise DescantError(f"{path} is not JSON ({error}): it was cut off or changed; create it again"
                            ) from None
     try:
         users = [(str(user), content["user_data"][user]) for user in content["users"]]
@@ -67,7 +67,7 @@ def _read_file(path: Path) -> Iterator[User]:
 
 
 def obtain(name: str, options: str) -> str:
-    """How to make LEAF's files of a dataset."""
+    """How to create LEAF's files of a dataset."""
     return (f"the folders train and test that `./preprocess.sh {options}` makes in data/{name}/data of "
             "https://github.com/TalwalkarLab/leaf")
 
@@ -156,7 +156,7 @@ class Sent140(Dataset):
 
     x holds the first `length` tokens, padded with 0 on the right. A token is a lower-case word (with
     its # or @) or a single other sign, and its number is 1 + CRC-32 modulo (`vocabulary` - 1): nothing
-    is learnt from the data, so nothing can leak, and all clients agree. A. Go, R. Bhayani, L. Huang:
+    is fitted to the data, so nothing can leak, and all clients agree. A. Go, R. Bhayani, L. Huang:
     Twitter Sentiment Classification using Distant Supervision, Stanford, 2009; S. Caldas et al., LEAF,
     arXiv:1812.01097. No formal licence.
     """
@@ -178,7 +178,7 @@ class Sent140(Dataset):
         arrays = prepared(self.source)
         token, lengths = arrays["token"], arrays["length"]
         if lengths.min() < 0 or lengths.sum() != len(token):
-            raise DescantError(f"{arrays.path}: 'length' and 'token' do not belong together: remove it, and "
+            raise DescantError(f"{arrays.path}: 'length' and 'token' do not match: remove it, and "
                                "it is prepared again from the official files")
         number = token.astype(np.int64) % (self.vocabulary - 1) + 1
         row = np.repeat(np.arange(len(lengths)), lengths)

@@ -1,4 +1,4 @@
-"""What people should know about their data before they train on it: told, never mended in silence."""
+"""Notes that users should read before they train on their data; nothing is repaired silently."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from descant.core.splits import SPLITS, Division
 
-LARGE = 10.0  # a mean or a deviation beyond this is not that of a scaled feature
-SMALL = 5  # rows of a client below which its figures are chance
-FEW = 5  # whole values of a real target that look like classes
-NAMED = 3  # columns or clients that are named; the others are counted
+LARGE = 10.0  # a scaled feature has a smaller mean and deviation
+SMALL = 5  # a client with fewer rows is too small to measure
+FEW = 5  # a real target with at most this many integers looks like classes
+NAMED = 3  # columns or clients that are listed by name
 
 
 class Unscaled(NamedTuple):
-    """A real feature whose size is another than what step sizes are made for."""
+    """A real feature that is too large for the usual step sizes."""
 
     name: str
     mean: float
@@ -29,7 +29,7 @@ class Unscaled(NamedTuple):
 
 
 def unscaled(x: Tensor, rows: np.ndarray, names: Sequence[str] | None) -> list[Unscaled]:
-    """The columns of real tables that are, over these rows; the largest first."""
+    """The unscaled columns of a real table over these rows, the largest first."""
     if x.dim() != 2 or not x.is_floating_point() or not len(rows):
         return []
     seen = x[torch.from_numpy(rows)].double()
@@ -51,7 +51,7 @@ def about_scale(found: Sequence[Unscaled]) -> str:
 
 def observed(x: Tensor, y: Tensor, division: Division, column_names: Sequence[str] | None,
              scaled: bool) -> tuple[str, ...]:
-    """Notes on rows as they came, before anything is imputed or scaled; `scaled`: they will be."""
+    """Notes on the rows before anything is imputed or scaled; `scaled`: they will be."""
     return (*([] if column_names is None else _about_target(y)), *_about_sizes(division),
             *_about_empty_columns(x, division, column_names),
             *([] if scaled or not (found := unscaled(x, division.train.indices, column_names))
@@ -59,24 +59,24 @@ def observed(x: Tensor, y: Tensor, division: Division, column_names: Sequence[st
 
 
 def about_labels(labels: Sequence[str] | None) -> tuple[str, ...]:
-    """Where labels with gaps became classes (`labels.as_classes`)."""
+    """A note if labels with gaps became classes (`labels.as_classes`)."""
     if labels is None:
         return ()
     many = len(labels) > 10
     which = f"{len(labels)} numbers from {labels[0]} to {labels[-1]}" if many else _listed(labels)
-    remedy = "; if y holds no classes but numbers, make it float" if many else ""
-    return (f"the labels are {which}: these are the {len(labels)} classes, called by their labels{remedy}",)
+    remedy = "; if y is a regression target, make it float" if many else ""
+    return (f"the labels are {which}: they become {len(labels)} classes with these names{remedy}",)
 
 
 def _about_target(y: Tensor) -> list[str]:
-    """Where the target of a table is real, and looks like classes."""
+    """A note if the target of a table is real and looks like classes."""
     if not y.is_floating_point() or y.dim() != 1:
         return []
     values = y.unique()
     if len(values) > FEW or len(values) == len(y) or not bool((values == values.round()).all()):
         return []
     listed = _listed([f"{value:g}" for value in values.tolist()])
-    return [f"the target has only the values {listed}, and is taken for a real number: if these are classes, "
+    return [f"the target has only the values {listed} and is treated as a real number: if these are classes, "
             "list them as classes in [schema]"]
 
 
@@ -87,7 +87,7 @@ def _about_sizes(division: Division) -> list[str]:
         return []
     who = _listed([f"{division.names[k]!r} ({size[k]})" for k in small])
     whose = f"client {who} has" if len(small) == 1 else f"clients {who} have"
-    return [f"{whose} fewer than {SMALL} rows: what is measured there is chance"]
+    return [f"{whose} fewer than {SMALL} rows: scores measured there are mostly noise"]
 
 
 def _about_empty_columns(x: Tensor, division: Division, names: Sequence[str] | None) -> list[str]:
@@ -104,7 +104,7 @@ def _about_empty_columns(x: Tensor, division: Division, names: Sequence[str] | N
     if not empty:
         return []
     return [f"{'a column has' if len(empty) == 1 else f'{len(empty)} columns have'} no value in a client's "
-            f"training rows: {_listed(empty)}; what is filled in tells the model nothing"]
+            f"training rows: {_listed(empty)}; imputed values carry no information"]
 
 
 def _column(k: int, names: Sequence[str] | None) -> str:

@@ -43,8 +43,8 @@ def _read_image(path: Path, pixels: int) -> np.ndarray:
     try:
         with Image.open(path) as image:
             small = image.convert("RGB").resize((pixels, pixels), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError) as error:  # the latter is what Pillow says of broken files
-        raise DescantError(f"{path} is not an image that can be read ({error}): fetch it again") from None
+    except (OSError, SyntaxError) as error:  # Pillow raises the latter for broken files
+        raise DescantError(f"{path} is not a readable image ({error}): download it again") from None
     return np.asarray(small).transpose(2, 0, 1)
 
 
@@ -65,8 +65,8 @@ def _read_features(path: Path, width: int) -> tuple[np.ndarray, np.ndarray]:
         features, labels = content["fts"].astype(np.float32), content["labels"].astype(np.int64).ravel()
     except KeyError as error:
         raise DescantError(f"{path} has no variable {error}") from None
-    except Exception as error:  # scipy raises whatever the bytes of a broken file lead to
-        raise DescantError(f"{path} is not a MATLAB file that can be read ({error}): fetch it again"
+    except Exception as error:  # a broken file makes scipy raise anything
+        raise DescantError(f"{path} is not a readable MATLAB file ({error}): download it again"
                            ) from None
     if features.shape != (len(labels), width):
         raise DescantError(f"{path}: 'fts' has the shape {features.shape}, not ({len(labels)}, {width}) as "

@@ -17,7 +17,7 @@ def layout(dtype: str, shape: tuple[int, ...], classes: int) -> dict[str, Expect
 
 
 def rows(classes: int) -> dict[str, Expected]:
-    """The part of the layout that says whose a row is, and of which class."""
+    """The layout of a row's owner and class."""
     return {
         "y": Expected("int64", ("rows",), below=classes),
         "client_names": Expected("str", ("clients",)),

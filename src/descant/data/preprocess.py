@@ -1,8 +1,8 @@
-"""Scaling and imputation of features that see no row they must not see.
+"""Scaling and imputation of features without leakage.
 
-Statistics are either constants that the user gives, or those of the client's own training rows; what a
-client tests on never enters them, nor what another client owns. Imputation comes before scaling. A
-column is the first dimension of a sample: a feature of a table, a channel of images or time series.
+Statistics are constants that the user gives, or those of the client's own training rows; test rows and rows
+of other clients never enter them. Imputation comes before scaling. A column is the first dimension of a
+sample: a feature of a table, a channel of images or time series.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from descant.errors import UsageError
 
 
 class Treatment(NamedTuple):
-    """What was done to the rows of each client, so that it can be done to rows that come later: NaN is
-    replaced by `fill`, `mean` is subtracted, and the result divided by `std`, as far as there are such
-    numbers."""
+    """The preprocessing of each client, to be repeated on later rows: NaN is replaced by `fill`, `mean` is
+    subtracted, and the result divided by `std`; what is None is skipped."""
 
-    dtype: torch.dtype  # of the rows as they came, in which this was calculated
+    dtype: torch.dtype  # of the original rows, in which it is computed
     fill: Tensor | None = None  # [clients, columns] float64
     mean: Tensor | None = None
     std: Tensor | None = None
 
     def pick(self, clients: Any) -> Treatment:
-        """That of these clients, in this order."""
+        """The treatment of these clients, in this order."""
         return Treatment(self.dtype, *(None if part is None else part[clients] for part in self[1:]))
 
     def constants(self, client: int) -> dict[str, list[float]]:
@@ -41,10 +40,10 @@ class Treatment(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocess(Checked):
-    """What is done to real features when a federation is made; bytes and tokens stay as they are.
+    """Preprocessing of real features; bytes and tokens stay as they are.
 
-    A column that is constant in a client's training rows is only centred. A column of which they have no
-    value at all becomes 0 after scaling, wherever it is missing.
+    A column that is constant in a client's training rows is only centred. A column without any value there
+    is imputed so that it is 0 after scaling.
     """
 
     scale: Literal["none", "client", "constants"] = hyper(
@@ -74,7 +73,7 @@ class Preprocess(Checked):
         return self.scale != "none" or self.impute != "none"
 
     def check(self, x: Tensor) -> None:
-        """Refuse values that nothing here would mend, and constants that do not fit."""
+        """Refuse values that preprocessing would not repair, and constants that do not fit."""
         if not x.is_floating_point():
             if self.changes:
                 field = "scale" if self.scale != "none" else "impute"
@@ -98,7 +97,7 @@ class Preprocess(Checked):
                                  f"give 1 or {columns}")
 
     def apply(self, x: Tensor, train: Table, validation: Table, test: Table) -> tuple[Tensor, Treatment]:
-        """A changed copy of `x`, and what was done to it; rows of nobody keep what is missing."""
+        """A preprocessed copy of `x`, and how it was made; rows of no client are not imputed."""
         x = x.clone(memory_format=torch.contiguous_format)
         table = x.view(len(x), x.shape[1] if x.dim() > 1 else 1, -1)  # [rows, columns, values]
         given = {name: torch.tensor(getattr(self, name) or (usual,), dtype=torch.float64)
@@ -118,8 +117,8 @@ class Preprocess(Checked):
         return x, Treatment(x.dtype, **found)
 
     def _of_client(self, block: Tensor, training: int, zero: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """One client's rows [rows, columns, values], of which the first `training` may be looked at, and by
-        which numbers they were changed; `zero` is what becomes 0 when constants scale it."""
+        """One client's rows [rows, columns, values], whose first `training` set the statistics, and these
+        statistics; `zero` becomes 0 when constants scale it."""
         found: dict[str, Tensor] = {}
         if self.impute == "client":
             found["fill"] = _averages(block[:training], zero)
@@ -131,7 +130,7 @@ class Preprocess(Checked):
 
 
 def _averages(seen: Tensor, zero: Tensor) -> Tensor:
-    """The mean of each column's known values; `zero` for a column that has none."""
+    """The mean of each column's known values; `zero` for a column without any."""
     seen = seen.double()
     count = (~seen.isnan()).sum((0, 2))
     return (seen.nan_to_num(0.0).sum((0, 2)) / count.clamp(min=1)).where(count > 0, zero)

@@ -1,4 +1,4 @@
-"""What a table must hold: described once, shared by all sites, kept with the model."""
+"""The schema of a table: described once, shared by all clients, kept with the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Column(NamedTuple):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What it becomes in x: a number stays one, a category becomes a one for it among zeros."""
+        """Its features in x: a number stays one, categories are one-hot encoded."""
         if isinstance(self.kind, tuple):
             return tuple(f"{self.name}={category}" for category in self.kind)
         return (self.name,) if self.kind == "number" else ()
@@ -34,8 +34,8 @@ class Column(NamedTuple):
 class Schema:
     """The columns of a table in the order that a model sees them, and the column to predict.
 
-    Files may have the columns in any order, and need not have those to ignore. `classes` are the values of
-    the target in the order of their numbers; None for a target that is a real number.
+    Files may have the columns in any order, and may lack those to ignore. `classes` are the values of the
+    target in the order of their numbers; None: the target is a real number.
     """
 
     columns: tuple[Column, ...]
@@ -109,7 +109,7 @@ class Schema:
         return x, y
 
     def read_rows(self, path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
-        """As `read`, for rows whose target may not be known yet: y is None where the file has none."""
+        """As `read`, for rows without a known target: y is None if the file has none."""
         path = Path(path)
         if path.suffix.lower() == ".npz":
             x, y = read_npz_rows(path)
@@ -119,7 +119,7 @@ class Schema:
         return self._table(path, [])
 
     def _table(self, path: Path, needed: list[str]) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples of a table, and the targets if it has them; `needed`: what it must have besides the
+        """The samples of a table, and the targets if it has them; `needed`: required columns besides the
         features."""
         if path.suffix.lower() not in ENDINGS:
             raise UsageError(f"{path} must end in one of {', '.join(ENDINGS)}")
@@ -130,12 +130,12 @@ class Schema:
             blocks = [(self._samples(block), self._targets(block) if has_target else None)
                       for block in table.blocks]
         if not blocks:
-            raise UsageError(f"{path} names its columns, but has no rows: give it some, or remove the file")
+            raise UsageError(f"{path} has a header but no rows: add some, or remove the file")
         x = np.concatenate([x for x, _ in blocks])
         return x, np.concatenate([y for _, y in blocks if y is not None]) if has_target else None
 
     def check(self, arrays: Arrays, where: str) -> Arrays:
-        """Arrays that were encoded elsewhere, if they fit; `where` begins the messages."""
+        """Arrays that are already encoded, if they fit; `where` begins the messages."""
         x, y = arrays.x, arrays.y
         if x.shape[1:] != (len(self.features),):
             raise UsageError(f"{where}x has the shape {x.shape}, but the schema has {len(self.features)} "
@@ -155,7 +155,7 @@ class Schema:
             if found.count(name) > 1:
                 raise UsageError(f"{path} has the column {name!r} {found.count(name)} times: keep one")
         known = [*(column.name for column in self.columns), self.target]
-        needs_target = self.target in needed  # else somebody uses a model, and has no schema to correct
+        needs_target = self.target in needed  # else a model is used, and its schema is fixed
         extra = [name for name in found if name not in known]
         problems = [f"it has no column {name!r}{_hint(name, extra)}" for name in needed if name not in found]
         problems += [f"its column {name!r} is not in the schema{_hint(name, known)}" if name else
@@ -237,7 +237,7 @@ def _list(values: Any, where: str, least: int) -> tuple[str, ...]:
 
 
 def _words(values: Sequence[Any], where: str) -> tuple[str, ...]:
-    """Names as they can stand in a file, where space around them does not count."""
+    """Names as they can occur in a file, which ignores space around them."""
     for value in values:
         if not isinstance(value, str):
             raise UsageError(f"{where} must be text, not {value!r}: put it in quotes")

@@ -37,7 +37,7 @@ def parse(folder: Path) -> Arrays:
 
 
 def _texts(user: leaf.User) -> list[str]:
-    """The user's text: one piece where no window is missing, several where some went elsewhere."""
+    """The user's text; several pieces if windows are missing."""
     pieces: list[list[str]] = []
     follows = None
     for row, (window, sign) in enumerate(zip(user.x, user.y, strict=True)):
@@ -104,7 +104,7 @@ def _pieces(text: np.ndarray, width: int) -> np.ndarray:
 
 
 def _owners(arrays: Prepared) -> np.ndarray:
-    """The name of each role: several plays have a messenger."""
+    """The name of each role, with its play: several plays have a messenger."""
     plays = arrays["play_names"][arrays["play"]]
     return np.array([f"{role} ({play})" if play else str(role)
                      for role, play in zip(arrays["role"], plays, strict=True)])

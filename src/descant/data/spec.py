@@ -1,4 +1,4 @@
-"""The [data] section of an experiment: which dataset, dealt how, to how many clients."""
+"""The [data] section of an experiment: dataset, partition, number of clients, splits."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class DataSpec(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.partition_file is not None and self.unseen:
-            raise UsageError("data.partition_file says who is unseen: leave unseen out")
+            raise UsageError("data.partition_file sets the unseen clients: remove unseen")
         if self.partition_file is not None and (self.split is not None or self.fold is not None):
-            raise UsageError("data.partition_file says which rows are tested: leave split and fold out")
+            raise UsageError("data.partition_file sets the test rows: remove split and fold")
         if self.fold is not None:
             folds_of(self.test, self.fold)
 
@@ -70,16 +70,16 @@ class DataSpec(Checked):
         parts = tuple(part for part in (dataset, Preprocess, partition) if isinstance(part, type))
 
         known = {kind: [field.name for field in fields.describe(kind)] for kind in (cls, *parts)}
-        known[cls].remove("preprocess")  # whose fields stand here themselves
+        known[cls].remove("preprocess")  # its fields are part of this table
         if isinstance(dataset, Folder):
-            known[Folder] = ["schema"]  # which is in the folder by now
+            known[Folder] = ["schema"]  # already in the folder
         for key in table:
             if not any(key in names for names in known.values()):
                 raise unknown(f"{where} field", key, [name for names in known.values() for name in names])
         own = {kind: {key: table[key] for key in names if key in table} for kind, names in known.items()}
         made = {kind: fields.parse(kind, own[kind], where) for kind in parts}
         if isinstance(partition, Flower) and "clients" in table:
-            raise UsageError(f"{where}.clients is set by the partitioner: leave it out")
+            raise UsageError(f"{where}.clients is set by the partitioner: remove it")
         if "clients" not in table:
             count = len(dataset.files()) if isinstance(dataset, Folder) else 0
             own[cls]["clients"] = count or dataset.default_clients
@@ -102,13 +102,13 @@ class DataSpec(Checked):
 
     @property
     def schema(self) -> Schema | None:
-        """What the files of the user's own data must hold."""
+        """The schema of the user's own files."""
         return self.dataset.schema if isinstance(self.dataset, Folder) else None
 
     def federation(self) -> Federation:
         samples = self.dataset.load(self.clients, self.seed)
         if isinstance(self.dataset, Folder) and self.preprocess.impute == "none":
-            self.dataset.require_complete(samples)  # which knows file and line
+            self.dataset.require_complete(samples)  # it knows file and line
         if self.partition_file is None:
             client = self.partition.deal(samples, self.clients, self.seed)
             division = self._divide(samples, client)
@@ -121,7 +121,7 @@ class DataSpec(Checked):
             seen.x, seen.y, division, samples.classes, self.preprocess, source,
             samples.class_names or self.dataset.class_names,
             samples.column_names or self.dataset.column_names)
-        known = self.partition.name in PARTITIONS and (  # not an object that only Python can pass
+        known = self.partition.name in PARTITIONS and (  # an object from Python cannot be written down
             isinstance(self.dataset, Folder) or self.dataset.name in DATASETS)
         return dataclasses.replace(federation, truth=self._truth(samples, division),
                                    notes=samples.notes + federation.notes,
@@ -141,13 +141,12 @@ class DataSpec(Checked):
         return division._replace(notes=notes + division.notes)
 
     def _numbers(self, division: Division) -> np.ndarray:
-        """The numbers that the partition gave to the clients of a division, and -1 for nobody; those with
-        names of their own are not told apart by numbers."""
+        """The numbers of the clients of a division in the partition, and -1 for nobody."""
         numbers = [int(name) if name.isdecimal() else k for k, name in enumerate(division.names)]
         return np.array([*numbers, -1])
 
     def _truth(self, samples: Samples, division: Division) -> dict[str, torch.Tensor]:
-        """What is known about the clients, if they are the natural ones."""
+        """The ground truth of the clients, if they are natural owners."""
         if not self.partition.keeps_owners or samples.owner is None:
             return {}
         _, number = np.unique(samples.owner, return_inverse=True)
@@ -157,7 +156,7 @@ class DataSpec(Checked):
 
 
 def anchored(table: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The table with its paths made absolute; where they are relative, they are so to a directory."""
+    """The table with absolute paths; relative ones start at `directory`."""
     paths = {key: str((directory / Path(table[key]).expanduser()).resolve())
              for key in ("dataset", "partition_file") if isinstance(table.get(key), str | os.PathLike)}
     if "dataset" in paths and not _is_folder(table["dataset"], directory):
@@ -166,14 +165,14 @@ def anchored(table: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def _is_folder(value: Any, directory: Path) -> bool:
-    """Whether this names a folder of the user's rather than a dataset, which come first."""
+    """Whether this names a folder of the user's; names of datasets take precedence."""
     if not isinstance(value, str | os.PathLike) or value in (OnNodes.name, *DATASETS):
         return False
     return "/" in os.fspath(value) or (directory / value).is_dir()
 
 
 def _dataset(value: Any, schema: Any, where: str) -> Dataset | type[Dataset]:
-    """A dataset's class by name, or one that is made."""
+    """A dataset's class by name, or a dataset object."""
     if value == OnNodes.name:
         return OnNodes(OnNodes.name, schema if isinstance(schema, Schema | None) else Schema.parse(schema))
     if _is_folder(value, Path()):
@@ -183,15 +182,15 @@ def _dataset(value: Any, schema: Any, where: str) -> Dataset | type[Dataset]:
         chosen: Dataset | type[Dataset] = (
             value if isinstance(value, Dataset) else _choose(DATASETS, value, f"{where}.dataset"))
     except UsageError as error:
-        raise UsageError(f"{error}; a folder of your own is named by a path such as ./hospitals") from None
+        raise UsageError(f"{error}; your own folder is given by a path such as ./hospitals") from None
     if schema is not None:
-        raise UsageError(f"[schema] describes files of your own, and {where}.dataset is no folder of them: "
-                         "leave [schema] out, or set dataset to the folder's path")
+        raise UsageError(f"[schema] describes your own files, but {where}.dataset is not a folder: "
+                         "remove [schema], or set dataset to the path of the folder")
     return chosen
 
 
 def _partition(value: Any, where: str) -> Partition | type[Partition]:
-    """A partition's class by name, or one that is made."""
+    """A partition's class by name, or a partition object."""
     if isinstance(value, Partition):
         return value
     if is_partitioner(value):

@@ -1,6 +1,6 @@
-"""Federations drawn from a known model, so that an algorithm's answer can be compared with the truth.
+"""Synthetic federations with a known ground truth.
 
-What client i owns depends on the seed and on i alone: adding clients changes none of the others.
+The data of client i depend on the seed and on i alone: adding clients changes no other client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The synthetic federations of papers, drawn as they say, with the truth they are drawn from."""
+"""The synthetic federations of papers, with their ground truth."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FedProxLogistic(Dataset):
     The entries of client i's weights [classes, dim] are N(0, R^2), without a bias; its features are
     N(v_i, diag(j^-1.2)) with v_i from N(0, I). Defaults are those of its simulations, which vary R in
     [0, 3]. There labels are the most probable ones ("argmax"), which makes the data separable: the loss
-    has no minimiser, and what is learnt never comes to the true model. Labels that are "sampled" from the
-    model's probabilities, the default, mend this. Known: "models" [clients, classes * (dim + 1)], a torch
+    has no minimiser, and no estimate converges to the true model. Labels "sampled" from the model's
+    probabilities, the default, avoid this. Known: "models" [clients, classes * (dim + 1)], a torch
     `nn.Linear`'s weight and bias (0) end to end, and "global", their mean over all clients.
     """
 
@@ -63,7 +63,7 @@ class FedProxLogistic(Dataset):
 
 @dataclass(frozen=True)
 class FedMAPShell(Dataset):
-    """Two classes, a ball and a shell in 4 of 30 dimensions, seen by each client through its own affine map.
+    """Two classes, a ball and a shell in 4 of 30 dimensions, with an affine map per client.
 
     FedMAP, appendix B.1: the projection on a random 4-dimensional subspace is N(0, 2 I) for class 0; for
     class 1 its direction is uniform and its length N(8, 2). What is orthogonal to it is noise, N(0, 9 I);

@@ -1,6 +1,6 @@
-"""The files that users bring: tables in CSV and Parquet, block by block, and arrays in NPZ.
+"""Files of users: tables in CSV and Parquet, read block by block, and arrays in NPZ.
 
-Here is what a file says, cell by cell and with the place of each; what it has to say is the schema's matter.
+This module reads cells and knows their place in the file; `schema` checks their values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from descant.errors import UsageError, unknown
 
 TABLES = (".csv", ".parquet")
 ENDINGS = (*TABLES, ".npz")
-ROWS = 20_000  # of a block: the cells of a large file need not be in memory together
+ROWS = 20_000  # of a block: a large file is never in memory as a whole
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -32,7 +32,7 @@ class Block(ABC):
 
     @abstractmethod
     def place(self, row: int) -> str:
-        """Where a row of the block is, for people: the file and the line."""
+        """File and line of a row."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -40,11 +40,11 @@ class Block(ABC):
 
     @abstractmethod
     def numbers(self, column: str) -> np.ndarray:
-        """The cells of a column as float64; what is missing is NaN."""
+        """The cells of a column as float64; NaN: missing."""
 
     @abstractmethod
     def texts(self, column: str) -> list[str | None]:
-        """The cells of a column as text; what is missing is None."""
+        """The cells of a column as text; None: missing."""
 
     def cell(self, row: int, column: str) -> str:
         return f"{self.place(row)}, column {column!r}"
@@ -59,7 +59,7 @@ class Table(NamedTuple):
 
 @contextmanager
 def opened(path: Path, wanted: Sequence[str]) -> Iterator[Table]:
-    """Open a table; of its columns, only `wanted` can be asked for."""
+    """Open a table; only the columns `wanted` can be read."""
     if path.suffix.lower() == ".parquet":
         yield _parquet(path, wanted)
         return
@@ -74,7 +74,7 @@ def opened(path: Path, wanted: Sequence[str]) -> Iterator[Table]:
 
 
 def place_of_row(path: Path, row: int) -> str:
-    """Where the row of this number, from 0, is in a table that could be read."""
+    """File and line of a row (from 0) of a readable table."""
     with opened(path, ()) as table:
         for block in table.blocks:
             if row < len(block):
@@ -117,7 +117,7 @@ class _CsvBlock(Block):
             return float(text)
         if _NUMBER.fullmatch(text.replace(",", "")):
             raise UsageError(f"{self.cell(row, column)}: {text!r} has a comma: write numbers with a decimal "
-                             "point, and without a mark between thousands")
+                             "point and without thousands separators")
         raise UsageError(f"{self.cell(row, column)}: {text!r} is not a number: correct it, or leave the cell "
                          "empty if the value is missing")
 
@@ -209,7 +209,7 @@ class _ParquetBlock(Block):
         return [self._text(value, row, column) for row, value in enumerate(self._column(column).to_pylist())]
 
     def _text(self, value: Any, row: int, column: str) -> str | None:
-        """What the value would be in CSV."""
+        """The value as CSV would have it."""
         if value is None or value != value:
             return None
         if isinstance(value, str):
@@ -248,7 +248,7 @@ def _parquet_blocks(path: Path, file: Any, wanted: Sequence[str]) -> Iterator[Bl
                 yield _ParquetBlock(path, batch, first)
                 first += batch.num_rows
     except UsageError:
-        raise  # which is a ValueError, but no complaint of pyarrow
+        raise  # a ValueError of ours, not of pyarrow
     except (OSError, ValueError) as error:
         raise _not_parquet(path, error) from None
 
@@ -261,7 +261,7 @@ def _not_parquet(path: Path, error: Exception) -> UsageError:
 
 
 class Arrays(NamedTuple):
-    """Samples, targets (int64: class numbers; float: real) and, per sample, what must stay together."""
+    """Samples, targets (int64: class numbers; float: real) and the groups that no split divides."""
 
     x: np.ndarray
     y: np.ndarray
@@ -276,15 +276,15 @@ class Arrays(NamedTuple):
             if (y < 0).any():
                 row, *_ = np.argwhere(y < 0)[0]
                 raise UsageError(f"{where}y[{row}] is {y[row]}: class numbers begin at 0 (make y float if "
-                                 "its numbers are no classes)")
+                                 "it is a regression target)")
         if x.ndim < 2:
             raise UsageError(f"{where}x has the shape {x.shape}: it needs rows and columns (or more "
-                             "dimensions), also where there is one column only")
+                             "dimensions), even with a single column")
         if y.ndim < 1 or len(x) != len(y):
             raise UsageError(f"{where}x has {len(x)} rows, but y has the shape {y.shape}: they must describe "
                              "the same samples")
         if not len(x):
-            raise UsageError(f"{where}x has no rows: give it some")
+            raise UsageError(f"{where}x has no rows: add some")
         for name, array, is_wrong in (("x", x, np.isinf), ("y", y, lambda y: ~np.isfinite(y))):
             if array.dtype.kind == "f" and (wrong := is_wrong(array)).any():
                 place = ", ".join(map(str, np.argwhere(wrong)[0]))
@@ -340,7 +340,7 @@ def _plain(values: Any, where: str) -> np.ndarray:
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"{where} must be an array of numbers: {error}") from None
     if array.dtype.kind not in "fiub":
-        raise UsageError(f"{where} must be an array of numbers, and not of {array.dtype}")
+        raise UsageError(f"{where} must be an array of numbers, not of {array.dtype}")
     if array.dtype.kind == "f":
         return array.astype(array.dtype.newbyteorder("="), copy=False)
     return array if array.dtype == np.uint8 else array.astype(np.int64)

@@ -29,6 +29,7 @@ from descant.core.stopwatch import Stopwatch
 from descant.core.task import ModuleTask, Task
 from descant.core.tree import Tree, take
 from descant.core.vector import Model
+from descant.data.heterogeneity import heading
 from descant.engine.backends.base import Backend, one_thread
 from descant.engine.backends.choose import Measured, make_backend
 from descant.engine.divergence import symptom
@@ -44,9 +45,7 @@ from descant.experiment import checkpoint
 from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Keeper, Snapshot
 from descant.experiment.config import Experiment, completed, differences
-from descant.view.clusters import draw_clusters
-from descant.view.curve import draw_curve
-from descant.view.data_table import heading
+from descant.view.plots import draw_clusters, draw_curve
 
 Which = Literal["best", "last"]
 

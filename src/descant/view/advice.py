@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import tomli_w
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 
 from descant.experiment.advise import Advice
 from descant.priors.adaptive import Choice
+from descant.view.tables import table
 
 
 def show_advice(console: Console, advice: Advice) -> None:
-    """Print what was estimated, what is recommended, why, and how to follow it."""
+    """Print the estimates, the recommendation, the reasons, and how to use it."""
     for title, rows in (("estimated", estimated(advice)), ("recommended", recommended(advice))):
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title=title, title_style="",
-                      title_justify="left", show_header=False)
-        table.add_column(min_width=22, no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column()
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(table("lrp", [], ((f"{name:<22}", value, note) for name, value, note in rows),
+                            title=title))
         console.print()
     console.print("why")
     for reason in advice.reasons:
         console.print(Padding(f"- {reason}", (0, 0, 0, 2), expand=False))
-    console.print("\nto follow it, in the experiment's file")
+    console.print("\nto use it, in the experiment file")
     for line in toml(advice).splitlines():
         console.print(f"  {line}", soft_wrap=True)
     console.print("\nor on the command line")
@@ -44,9 +37,9 @@ def estimated(a: Advice) -> list[tuple[str, str, str]]:
         ("convexity mu", f"{a.mu:.4g}", f"the smallest of the clients, with a ridge of {a.ridge:.3g}"),
         ("condition kappa", f"{a.kappa:.4g}", "L / mu"),
         ("gradient noise rho", f"{a.rho:.4g}", "of single rows at the clients' own solutions"),
-        ("heterogeneity R", f"{a.R:.4g}", "of the clients' own models, without the noise of estimation"),
-        ("", f"{a.R_naive:.4g}", "with it"),
-        ("", f"{a.R_max:.4g}", "of the farthest client, without it"),
+        ("heterogeneity R", f"{a.R:.4g}", "of the clients' own models, corrected for estimation noise"),
+        ("", f"{a.R_naive:.4g}", "uncorrected"),
+        ("", f"{a.R_max:.4g}", "of the farthest client, corrected"),
         ("regime", a.regime, f"R against 1/sqrt(n) = {a.n ** -0.5:.3g}"),
     ]
 
@@ -67,14 +60,14 @@ def recommended(a: Advice) -> list[tuple[str, str, str]]:
 
 
 def toml(advice: Advice) -> str:
-    """The settings as sections of an experiment's file."""
+    """The settings as sections of an experiment file."""
     sections: dict[str, dict[str, object]] = {}
     for path, value in advice.settings.items():
         section, field = path.split(".")
         sections.setdefault(section, {})[field] = value
     lines = []
-    for section, table in sections.items():
-        lines += [f"[{section}]", *(f"{field} = {_value(value)}" for field, value in table.items())]
+    for section, settings in sections.items():
+        lines += [f"[{section}]", *(f"{field} = {_value(value)}" for field, value in settings.items())]
     return "\n".join(lines)
 
 
@@ -91,4 +84,4 @@ def _value(value: object) -> str:
 
 
 def _cap(choice: Choice) -> str:
-    return f"; capped, it asks for {choice.wanted:.4g}" if choice.capped else ""
+    return f"; capped from {choice.wanted:.4g}" if choice.capped else ""

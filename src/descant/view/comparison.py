@@ -1,41 +1,37 @@
-"""Several methods in one table and in one picture."""
+"""A comparison as a table for the terminal, and as the picture comparison.png."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from descant.comparison import conclusions as words
 from descant.core.files import write_atomic
 from descant.core.units import is_share
-from descant.view.curve import spans_decades
-from descant.view.looks import DAY, in_front, look
-from descant.view.page_differences import VERDICTS
+from descant.view.charts import DAY, VERDICTS, Look, look, prepare
+from descant.view.comparison_table import Column, cell, columns
+from descant.view.plots import png, tidy
+from descant.view.tables import table
 
 if TYPE_CHECKING:
     from descant.comparison.results import Results
-    from descant.view.comparison_table import Column
 
 GREY, LIGHT = "#5B636E", "#C3C8CE"
 ROW = 0.27  # inches of a method's line in the panel of differences, and in the legend
 
 
 def show_comparison(console: Console, results: Results) -> None:
-    """The table, and the answer in words."""
-    from descant.comparison import conclusions as words
-    from descant.view.comparison_table import columns
-
+    """Print the table, and the answer in words."""
     shown = columns(results)
-    table, left_out = _table(results, shown), []
-    room = console.options.update(width=1000)  # to see how wide it would like to be
-    while console.measure(table, options=room).maximum > console.width and len(shown) > 1:
-        left_out.append(shown.pop().title)  # what matters less is further to the right
-        table = _table(results, shown)
-    console.print(table)
+    made, left_out = _table(results, shown), []
+    room = console.options.update(width=1000)  # to measure how wide it would be
+    while console.measure(made, options=room).maximum > console.width and len(shown) > 1:
+        left_out.append(shown.pop().title)  # the least important column is the last
+        made = _table(results, shown)
+    console.print(made)
     if left_out:
         console.print(f"in results.csv, or in a wider terminal: {', '.join(reversed(left_out))}")
     console.print()
@@ -46,27 +42,23 @@ def show_comparison(console: Console, results: Results) -> None:
 
 
 def _table(results: Results, shown: list[Column]) -> Table:
-    from descant.view.comparison_table import cell
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left",
-                  title=f"test {results.metric.replace('_', ' ')} on the clients' own rows, mean over the "
-                        "repetitions ± 95 % interval", title_style="")
-    for title, justify in (("method", "left"), *((column.title, "right") for column in shown),
-                           ("rounds", "right")):
-        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for row in results.rows:
-        table.add_row(row.label, *(cell(column.key, row.figures.get(column.key), results.metric)
-                                   for column in shown), f"{row.rounds:,}",
-                      style="bold" if row.label == results.best else None)
-    return table
+    rows = [[row.label, *(cell(column.key, row.figures.get(column.key), results.metric) for column in shown),
+             f"{row.rounds:,}"] for row in results.rows]
+    best = next((k for k, row in enumerate(results.rows) if row.label == results.best), None)
+    heads = ["method", *(column.title for column in shown), "rounds"]
+    return table("l" + "r" * (len(shown) + 1), heads, rows,
+                 title=f"test {results.metric.replace('_', ' ')} on the clients' own rows, mean over the "
+                       "repetitions ± 95 % interval", bold=best)
 
 
 def draw_comparison(data: dict[str, Any], path: Path) -> None:
-    """Test figures of the personal models against gradient steps and against rounds, with the range over the
-    seeds; how far the best method is ahead of each other one, with the intervals that decide; and the figures
-    against the fields of a grid, if there is one. `data` is that of the report's page."""
+    """Draw the page data of a comparison: the personal models' test metric against gradient steps and rounds
+    with the range over the seeds; the lead of the best method over each other one with simultaneous
+    intervals; and the metric against the fields of a grid, if there is one."""
     from matplotlib.figure import Figure  # slow: only when there is something to draw
+    from matplotlib.lines import Line2D
 
+    data = prepare(data)
     fields = list(dict.fromkeys(grid["field"] for grid in data["grids"]))
     panels = 2 + bool(data["differences"]) + len(fields)
     legend = ROW * -(-len(data["methods"]) // (2 * panels))
@@ -76,36 +68,27 @@ def draw_comparison(data: dict[str, Any], path: Path) -> None:
     left, right, *more = canvas.subplots(1, panels)
     right.sharey(left)
     _draw_curves(left, right, data)
-    handles = [_handle(data, place) for place in range(len(data["methods"]))]
-    names = [_short(method["label"]) for method in data["methods"]]
-    for text in canvas.legend(handles, names, loc="outside lower center", ncols=2 * panels, fontsize=9,
-                              frameon=False).get_texts():
+    labels = [method["label"] for method in data["methods"]]
+    handles = [Line2D([], [], **_style(own, label in data["in_front"]))
+               for own, label in zip(data["looks"], labels, strict=True)]
+    for text in canvas.legend(handles, [_short(label) for label in labels], loc="outside lower center",
+                              ncols=2 * panels, fontsize=9, frameon=False).get_texts():
         text.set_parse_math(False)
     if data["differences"]:
         _draw_differences(more.pop(0), data)
     for axes, field in zip(more, fields, strict=True):
-        _draw_grid(axes, field, [grid for grid in data["grids"] if grid["field"] == field])
-    for axes in canvas.axes:
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    buffer = io.BytesIO()
-    canvas.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
-    write_atomic(path, buffer.getvalue())
+        _draw_grid(axes, field, [grid for grid in data["grids"] if grid["field"] == field], _looks(data))
+    tidy(canvas.axes)
+    write_atomic(path, png(canvas))
 
 
-def _style(place: int) -> dict[str, Any]:
-    """A method's line, as on the page."""
-    colour, dash, mark = look(place)
-    return {"color": DAY[colour], "marker": mark.matplotlib, "markersize": 5,
-            "linestyle": (0, tuple(length / 2 for length in dash)) if dash else "-"}
+def _looks(data: dict[str, Any]) -> dict[str, Look]:
+    return {method["label"]: own for method, own in zip(data["methods"], data["looks"], strict=True)}
 
 
-def _handle(data: dict[str, Any], place: int) -> Any:
-    from matplotlib.lines import Line2D
-
-    is_front = data["methods"][place]["label"] in in_front(data)
-    return Line2D([], [], **_style(place) | ({} if is_front else {"color": LIGHT}))
+def _style(own: Look, is_front: bool = True) -> dict[str, Any]:
+    return {"color": DAY[own.colour] if is_front else LIGHT, "marker": own.mark.matplotlib, "markersize": 5,
+            "linestyle": (0, tuple(length / 2 for length in own.dash)) if own.dash else "-"}
 
 
 def _short(label: str) -> str:
@@ -113,82 +96,71 @@ def _short(label: str) -> str:
 
 
 def _draw_curves(left: Any, right: Any, data: dict[str, Any]) -> None:
-    """Of many methods, the best and the baselines are in colour."""
     from matplotlib.ticker import EngFormatter
 
-    front, every, seen = in_front(data), [], []
-    for place, method in enumerate(data["methods"]):
-        label = method["label"]
-        if (curve := data["curves"].get(label)) is None:
+    seen = []
+    for own, method in zip(data["looks"], data["methods"], strict=True):
+        if (curve := data["curves"].get(method["label"])) is None:
             continue
-        is_front = label in front
-        values = {end: [float("nan") if v is None else v for v in curve["personal"][end]]
-                  for end in ("mean", "low", "high")}
-        every += values["mean"]
-        seen += values["mean"] if is_front else []
-        style = _style(place) | {"markevery": max(1, len(values["mean"]) // 7)}
+        is_front = method["label"] in data["in_front"]
+        mean, low, high = ([float("nan") if value is None else value for value in curve["personal"][end]]
+                           for end in ("mean", "low", "high"))
+        style = _style(own, is_front) | {"markevery": max(1, len(mean) // 7), "linewidth": 1.6}
         if not is_front:
-            style |= {"color": LIGHT, "marker": "", "linewidth": 1, "zorder": 1}
+            style |= {"marker": "", "linewidth": 1, "zorder": 1}
         for axes, key in ((left, "steps"), (right, "round")):
-            axes.plot(curve[key], values["mean"], **{"linewidth": 1.6} | style)
+            axes.plot(curve[key], mean, **style)
             if is_front:
-                axes.fill_between(curve[key], values["low"], values["high"], color=style["color"], alpha=0.12,
-                                  linewidth=0)
-    metric = data["curve_metric"].replace("_", " ")
-    left.set(xlabel="gradient steps", ylabel=f"test {metric} of the personal models")
+                axes.fill_between(curve[key], low, high, color=style["color"], alpha=0.12, linewidth=0)
+        seen += [value for value in mean if is_front and value == value]
+    left.set(xlabel="gradient steps", ylabel=data["y_title"]["personal"])
     left.xaxis.set_major_formatter(EngFormatter(sep=""))
     right.set(xlabel="round")
-    if data["curve_metric"] != data["metric"]:
-        missing = data["metric"].replace("_", " ")
-        left.set_title(f"the rounds do not record {missing}: the {metric} in its place", fontsize=9,
-                       color=GREY)
+    left.set_title(data["instead"], fontsize=9, color=GREY, parse_math=False)
     if not data["curves"]:
         for axes in (left, right):
             axes.text(0.5, 0.5, "no round has been evaluated", transform=axes.transAxes, ha="center",
                       color=GREY)
-    elif (data["lower_is_better"] or data["curve_metric"] != data["metric"]) and spans_decades(every):
+    elif data["log_y"]["personal"]:
         left.set_yscale("log")
-    elif len(front) < len(data["methods"]) and (known := [value for value in seen if value == value]):
-        room = 0.05 * (max(known) - min(known)) or 0.5
-        left.set_ylim(min(known) - room, max(known) + room)
+    elif len(data["in_front"]) < len(data["methods"]) and seen:  # grey lines may leave the axis
+        room = 0.05 * (max(seen) - min(seen)) or 0.5
+        left.set_ylim(min(seen) - room, max(seen) + room)
 
 
 def _draw_differences(axes: Any, data: dict[str, Any]) -> None:
-    """The intervals that decide, best method against each other one, with the verdicts."""
+    """The deciding intervals of the best method against each other one, with the verdicts."""
     factor, unit = (100, " (points)") if is_share(data["metric"]) else (1, "")
     rows = data["differences"]
-    places = {method["label"]: k for k, method in enumerate(data["methods"])}
-    drawn = [row for row in rows if row["verdict"] != "diverged" and row["mean"] is not None]
-    for row in drawn:
-        at = rows.index(row)
+    looks = _looks(data)
+    for at, row in enumerate(rows):
+        beside = {"xycoords": ("axes fraction", "data"), "fontsize": 8, "va": "center", "color": GREY}
+        axes.annotate(VERDICTS[row["verdict"]].words, (1.02, at), **beside)
+        if row["verdict"] == "diverged" or row["mean"] is None:
+            axes.annotate("off the scale", (0.98, at), **beside, ha="right")
+            continue
         if row["low"] is not None and row["high"] is not None:
             axes.plot([factor * row["low"], factor * row["high"]], [at, at], color=GREY, linewidth=2.2,
                       solid_capstyle="butt")
-        axes.plot([factor * row["mean"]], [at], **_style(places.get(row["against"], 0)) | {
-            "linestyle": "", "markersize": 7})
+        own = looks.get(row["against"], data["looks"][0])
+        axes.plot([factor * row["mean"]], [at], **_style(own) | {"linestyle": "", "markersize": 7})
     axes.axvline(0, color=GREY, linewidth=1)
-    for at, row in enumerate(rows):
-        verdict = VERDICTS[row["verdict"]]
-        axes.annotate(verdict.words, (1.02, at), xycoords=("axes fraction", "data"), fontsize=8, va="center",
-                      color=GREY)
-        if row not in drawn:
-            axes.annotate("off the scale", (0.98, at), xycoords=("axes fraction", "data"), fontsize=8,
-                          va="center", ha="right", color=GREY)
     axes.set_yticks(range(len(rows)), [_short(row["against"]) for row in rows], parse_math=False, fontsize=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel(f"{data['metric'].replace('_', ' ')}: how far ahead{unit}")
-    axes.set_title(f"{_short(rows[0]['label'])} against each, simultaneous 95 % intervals", fontsize=9,
-                   parse_math=False)
+    axes.set_xlabel(f"lead in {data['metric'].replace('_', ' ')}{unit}")
+    axes.set_title(f"{_short(rows[0]['label'])} against each, simultaneous {data['confidence']} intervals",
+                   fontsize=9, parse_math=False)
 
 
-def _draw_grid(axes: Any, field: str, lines: list[dict[str, Any]]) -> None:
-    """What a setting does, with the intervals over the seeds."""
+def _draw_grid(axes: Any, field: str, lines: list[dict[str, Any]], looks: dict[str, Look]) -> None:
+    """The metric against a hyper-parameter, with intervals over the seeds."""
     numeric = all(isinstance(value, int | float) for line in lines for value in line["values"])
     for place, line in enumerate(lines):
         at = line["values"] if numeric else [str(value) for value in line["values"]]
         reach = [0.0 if high is None else high - mean
                  for mean, high in zip(line["mean"], line["high"], strict=True)]
-        axes.errorbar(at, line["mean"], yerr=reach, label=line["label"], capsize=3, **_style(place))
+        axes.errorbar(at, line["mean"], yerr=reach, label=line["label"], capsize=3,
+                      **_style(looks.get(line["label"], look(place))))
     if numeric and min(value for line in lines for value in line["values"]) > 0:
         axes.set_xscale("log")
     axes.set(xlabel=field)

@@ -1,9 +1,7 @@
-"""The picture of a federation: who has how many rows, of which classes, and whose features are shifted."""
+"""The picture of a federation: sizes, classes and feature shift of its clients."""
 
 from __future__ import annotations
 
-import io
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,20 +10,18 @@ from matplotlib.figure import Figure
 from descant.core.federation import Federation
 from descant.core.splits import SPLITS
 from descant.core.units import times
-from descant.data.heterogeneity import FeatureShift, Measured, shares
-from descant.view.curve import BLUE, GREY, ORANGE
-from descant.view.data_columns import Columns, by_class
-from descant.view.data_table import heading
+from descant.data.heterogeneity import FeatureShift, Measured, heading, shares
+from descant.view.data import Columns, by_class
+from descant.view.plots import BLUE, GREY, ORANGE, png
 
-# Okabe and Ito's colours, told apart by people with any colour vision
+# Okabe and Ito's colours, distinguishable with any colour vision
 COLOURS = {"train": BLUE, "validation": "#56B4E9", "test": "#E69F00"}
 BUBBLES = 120  # the most clients that are drawn as bubbles; more become a heat map
-BUBBLE_CLASSES = 40  # likewise the most classes
+BUBBLE_CLASSES = 40  # the most classes
 COLUMNS = 1000  # the most columns of a heat map
 NAMED = 30  # the most clients (or classes) whose names are written out
 LONGEST = 14  # letters of the name of a client or class
-DPI = 130
-MANY_TICKS = 10  # every how many clients there is a tick, where they are not named
+MANY_TICKS = 10  # a tick per this many clients, if they are not named
 
 
 def draw_federation(federation: Federation, measured: Measured) -> bytes:
@@ -62,10 +58,10 @@ def draw_federation(federation: Federation, measured: Measured) -> bytes:
         _finish(axes, federation, columns)
         if many:
             merged = "" if columns.merged is None else f"; a column is the mean of {columns.merged:.3g}"
-            axes.set_xlabel(f"clients, ordered by {order}{merged}", fontsize=9)
+            axes.set_xlabel(f"clients, sorted by {order}{merged}", fontsize=9)
     if not many:
         _name_clients(every[-1], federation)
-    return _png(figure)
+    return png(figure)
 
 
 def _draw_sizes(axes: Any, federation: Federation, columns: Columns) -> None:
@@ -76,7 +72,7 @@ def _draw_sizes(axes: Any, federation: Federation, columns: Columns) -> None:
         axes.axvspan(columns.seen - 0.5, edges[-1], color=GREY, alpha=0.15, linewidth=0, label="unseen")
     for name in SPLITS:
         size = columns.mean(federation.split(name).sizes)
-        if len(columns) > BUBBLES:  # a thousand bars are slow to draw, and their gaps flicker
+        if len(columns) > BUBBLES:  # bars would be slow, and their gaps flicker
             axes.stairs(below + size, edges, baseline=below, fill=True, color=COLOURS[name], label=name)
         else:
             axes.bar(np.arange(len(columns)), size, bottom=below, width=0.8, color=COLOURS[name], label=name)
@@ -110,7 +106,7 @@ def _draw_heat(axes: Any, counts: np.ndarray, columns: Columns) -> None:
 
 
 def _draw_shift(axes: Any, shift: FeatureShift, columns: Columns) -> None:
-    """How far the clients' features are off, and how widely they spread."""
+    """Distance and spread of the clients' features."""
     place, mark = np.arange(len(columns)), 5 if len(columns) <= BUBBLES else 2
     axes.plot(place, columns.mean(shift.distance), "o", color=BLUE, markersize=mark,
               label="distance of the mean from the pool's")
@@ -123,7 +119,7 @@ def _draw_shift(axes: Any, shift: FeatureShift, columns: Columns) -> None:
 
 
 def _legend(axes: Any) -> None:
-    """Above the panel, where nothing is drawn."""
+    """Above the panel, where there is room."""
     axes.legend(fontsize=8, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False,
                 borderaxespad=0.1)
     axes.grid(axis="y", alpha=0.3)
@@ -141,7 +137,7 @@ def _short(name: str) -> str:
 
 
 def _finish(axes: Any, federation: Federation, columns: Columns) -> None:
-    """What is the same in all panels."""
+    """What all panels share."""
     axes.set_xlim(-0.6, len(columns) - 0.4)
     if columns.merged is not None:
         axes.set_xticks([])
@@ -164,12 +160,3 @@ def _name_clients(axes: Any, federation: Federation) -> None:
     slanted = max(map(len, names)) > 90 / len(names)
     axes.set_xticks(at, names, rotation=45 if slanted else 0, ha="right" if slanted else "center",
                     parse_math=False)
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        # a client's name may have letters that the font lacks: a box in their place is no failure
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    return buffer.getvalue()

@@ -1,8 +1,9 @@
-"""A run as it goes on: a bar on a terminal, plain lines anywhere else."""
+"""Progress of a run or a comparison: bars on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from descant.engine.settings import Train
     from descant.experiment.run import Run
 
+COUNT = "{task.completed:.0f}/{task.total:.0f}"
 NAMED = 3  # rejected clients that are named per round
 
 
 class Progress:
-    """An observer of a run that tells people about it; a context, because a bar must be taken down."""
+    """Observes a run and prints it; a context, because it may show a bar."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -30,7 +32,7 @@ class Progress:
         self._grad_steps = 0  # since the start of this process, as are the seconds
         self._seconds = 0.0
         self._metric = ""
-        self._told: set[str] = set()  # notes; one that holds in every round is told once
+        self._told: set[str] = set()  # notes that were printed; a repeated note is not
 
     def __enter__(self) -> Progress:
         return self
@@ -52,8 +54,8 @@ class Progress:
         for caution in setup.algorithm.cautions():
             self._say(f"caution: {caution}")
         if run.directory is not None and run.is_converged:
-            self._say(f"finished: it stopped after round {run.rounds}, when its validation figures no longer "
-                      "improved; for more, raise patience in config.toml, or take it out")
+            self._say(f"finished: it stopped after round {run.rounds}, when the validation metric no longer "
+                      "improved; to continue, raise or remove patience in config.toml")
             return
         if run.directory is not None and run.rounds >= self._rounds:
             self._say(f"finished: all {times(self._rounds, 'round')} are done; "
@@ -63,7 +65,8 @@ class Progress:
         if run.rounds:
             self._say(f"continuing after round {run.rounds} of {self._rounds}")
         if self._console.is_interactive:
-            self._bar = _bar(self._console)
+            self._bar = _bar(self._console, _text(f"round {COUNT}"), bars.BarColumn(),
+                             _text("{task.fields[score]}"), _text("{task.fields[speed]}"))
             self._bar.add_task("", completed=run.rounds, total=self._rounds, score="", speed="")
             self._bar.start()
 
@@ -92,34 +95,75 @@ class Progress:
             self._say(f"round {number}  {'  '.join(scores)}  {speed}")
 
     def _say(self, text: str) -> None:
-        # a line is a line, however narrow the terminal: what people copy must not be cut
+        # never wrapped, however narrow the terminal: people copy lines
         self._console.print(text, soft_wrap=True)
 
 
-def _bar(console: Console) -> bars.Progress:
-    return bars.Progress(
-        bars.TextColumn("round {task.completed:.0f}/{task.total:.0f}", markup=False),
-        bars.BarColumn(),
-        bars.TextColumn("{task.fields[score]}", markup=False),
-        bars.TextColumn("{task.fields[speed]}", markup=False),
-        bars.TimeRemainingColumn(compact=True),
-        bars.TextColumn("left", markup=False),
-        console=console,
-        transient=True,  # the table of results takes its place
-    )
+class Watching:
+    """Shows runs or searches that are processed in parallel: a bar for all and one for each at work."""
+
+    def __init__(self, console: Console, jobs: Sequence[Any]) -> None:
+        self._console, self._jobs = console, jobs
+        self._begun = time.monotonic()
+        self._ended = sum(job.done for job in jobs)
+        self._bar: bars.Progress | None = None
+        self._lines: dict[int, bars.TaskID] = {}  # position -> its line
+
+    def __enter__(self) -> Watching:
+        if self._ended:
+            self._console.print(f"{self._ended} of {len(self._jobs)} are already done", soft_wrap=True)
+        if self._console.is_interactive and self._ended < len(self._jobs):
+            self._bar = _bar(self._console, _text("{task.description}"), bars.BarColumn(), _text(COUNT))
+            self._whole = self._bar.add_task("all", total=sum(job.size for job in self._jobs))
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def progress(self, working: Sequence[Any]) -> None:
+        if self._bar is None:
+            return
+        self._bar.update(self._whole, completed=sum(job.size_done for job in self._jobs))
+        now = {self._jobs.index(job): job for job in working}
+        for position in [position for position in self._lines if position not in now]:
+            self._bar.remove_task(self._lines.pop(position))
+        for position, job in now.items():
+            if position not in self._lines:
+                self._lines[position] = self._bar.add_task(f"  {job.title}", total=job.size)
+            self._bar.update(self._lines[position], completed=job.size_done)
+
+    def note(self, text: str) -> None:
+        self._console.print(f"note: {text}", soft_wrap=True)
+
+    def ended(self, job: Any, failure: str | None) -> None:
+        self._ended += 1
+        if failure is not None:
+            self._console.print(f"{job.title} failed: {failure}", soft_wrap=True)
+        elif self._bar is None:
+            self._console.print(f"{job.title} done ({self._ended} of {len(self._jobs)}, "
+                                f"{duration(time.monotonic() - self._begun)})", soft_wrap=True)
 
 
 @contextmanager
 def counting(console: Console, total: int, noun: str) -> Iterator[Callable[[int], None]]:
-    """A bar for work that is counted; gives the function to tell how much is done. Silent in a file."""
+    """A bar for work that is counted; yields the function that sets the count. Silent in a file."""
     if not console.is_interactive:
         yield lambda done: None
         return
-    with bars.Progress(bars.TextColumn(f"{noun} {{task.completed:.0f}}/{{task.total:.0f}}", markup=False),
-                       bars.BarColumn(), bars.TimeRemainingColumn(compact=True),
-                       bars.TextColumn("left", markup=False), console=console, transient=True) as bar:
+    with _bar(console, _text(f"{noun} {COUNT}"), bars.BarColumn()) as bar:
         task = bar.add_task("", total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+def _bar(console: Console, *columns: bars.ProgressColumn) -> bars.Progress:
+    return bars.Progress(*columns, bars.TimeRemainingColumn(compact=True), _text("left"), console=console,
+                         transient=True)  # results take its place
+
+
+def _text(words: str) -> bars.TextColumn:
+    return bars.TextColumn(words, markup=False)
 
 
 def _headline(run: Run) -> str:

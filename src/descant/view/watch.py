@@ -1,4 +1,4 @@
-"""The page of a comparison that goes on: served to a browser on this machine, and to nobody else."""
+"""The page of a running comparison, served to browsers on this machine only."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ LOOPBACK = (HERE, "localhost", "[::1]")
 
 
 class Latest:
-    """The newest page data that could be read, and why they may be old."""
+    """The latest page data that could be read, and why they may be out of date."""
 
     def __init__(self, read: Callable[[], dict[str, Any]],
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._read, self._clock = read, clock
         self._lock = threading.Lock()
-        self._good = read()  # what is wrong from the beginning is told at once
+        self._good = read()  # an error at the start is raised at once
         self._error = ""
         self._at = clock()
 
     def data(self) -> dict[str, Any]:
-        with self._lock:  # who asks meanwhile waits for the same answer
+        with self._lock:  # concurrent requests wait for the same answer
             if self._clock() - self._at >= EVERY:
                 try:
                     self._good, self._error = self._read(), ""
                 except DescantError as error:
-                    self._error = f"What you see may be old: {error}"
-                except Exception as error:  # files that are being written may look like anything
-                    self._error = f"What you see may be old: {type(error).__name__}: {error}"
+                    self._error = f"This page may be out of date: {error}"
+                except Exception as error:  # files that are being written can raise anything
+                    self._error = f"This page may be out of date: {type(error).__name__}: {error}"
                 self._at = self._clock()
             notes = [*self._good["notes"], *([self._error] if self._error else [])]
             return {**self._good, "live": True, "notes": notes}
 
 
 class Watch(ThreadingHTTPServer):
-    """A server of the page and of the data that it asks for."""
+    """Serves the page and its data."""
 
     daemon_threads = True
-    block_on_close = False  # a browser that keeps a connection open does not keep the program
+    block_on_close = False  # an open connection does not keep the program alive
 
     def __init__(self, latest: Latest, port: int | None) -> None:
         self.latest = latest
@@ -59,9 +59,8 @@ class Watch(ThreadingHTTPServer):
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
             if port is not None:
-                taken = error.errno == errno.EADDRINUSE
-                raise DescantError(f"port {port} {'is taken' if taken else 'is not for you to open'}: name "
-                                   "another with --port, or leave it out") from None
+                why = "is taken" if error.errno == errno.EADDRINUSE else "needs a permission that you lack"
+                raise DescantError(f"port {port} {why}: choose another --port, or omit it") from None
             super().__init__((HERE, 0), Answer)
 
     @property
@@ -69,7 +68,7 @@ class Watch(ThreadingHTTPServer):
         return f"http://{HERE}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a page that was closed is no error
+        if not isinstance(sys.exception(), ConnectionError):  # the page was closed
             super().handle_error(request, client_address)
 
 
@@ -79,7 +78,7 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self._is_from_here():
-            self._send(HTTPStatus.FORBIDDEN, "text/plain", b"only for this machine\n")
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", b"served to this machine only\n")
         elif self.path == "/":
             self._send(HTTPStatus.OK, "text/html", page.render(self.server.latest.data()))
         elif self.path == "/data.json":
@@ -88,8 +87,8 @@ class Answer(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is only / and /data.json\n")
 
     def _is_from_here(self) -> bool:
-        """Whether the page was asked for by a name of this machine: another site whose name was made to
-        lead here must not read it."""
+        """Whether the request names this machine: a site whose name resolves to it (DNS rebinding) must not
+        read the page."""
         host = self.headers.get("Host", "")
         return host in (f"{name}:{self.server.server_port}" for name in LOOPBACK)
 
@@ -106,4 +105,4 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A line for every question would bury the address."""
+        """Silent: a line per request would bury the address."""

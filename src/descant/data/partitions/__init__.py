@@ -1,4 +1,4 @@
-"""Rules that deal the rows of a dataset to clients. A new one is a class and a line in `PARTITIONS`."""
+"""Partitions of a dataset among clients. A new one is a class and a line in `PARTITIONS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a partition is, and what several of them are made of."""
+"""The base of all partitions, and helpers that they share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Partition(Checked, ABC):
         """For each row the number of its client, 0..clients-1, or -1 if nobody gets it."""
 
     def deal(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
-        """`assign`, with the rows of a group kept together: each group counts as one row, its first."""
+        """`assign`, with groups kept together: a group counts as one row, its first."""
         if samples.group is None:
             return self.assign(samples, clients, seed)
         _, first, group = np.unique(samples.group, return_index=True, return_inverse=True)
@@ -33,20 +33,20 @@ class Partition(Checked, ABC):
         try:
             return self.assign(heads, clients, seed)[group]
         except UsageError as error:
-            raise UsageError(f"{error} (the rows of a group stay together, and count as one here)") from None
+            raise UsageError(f"{error} (the rows of a group stay together and count as one here)") from None
 
     def transform(self, samples: Samples, client: np.ndarray, clients: int, seed: int) -> Samples:
-        """The samples as their clients see them; `client` is what `deal` gave."""
+        """The samples as their clients see them; `client` is the result of `deal`."""
         return samples
 
     def report(self, samples: Samples, client: np.ndarray, clients: int, seed: int) -> tuple[str, ...]:
-        """What the user should know about `client`, which is what `deal` gave: one line each."""
+        """Notes for the user on `client`, the result of `deal`: one line each."""
         left = int((client == NOBODY).sum())
         return (f"{left} of {len(client)} rows belong to no client",) if left else ()
 
     @property
     def keeps_owners(self) -> bool:
-        """Whether all rows of a client have one natural owner, after whom it can be called."""
+        """Whether all rows of a client have one natural owner, which gives it its name."""
         return False
 
 
@@ -71,13 +71,13 @@ def need_labels(samples: Samples, name: str) -> np.ndarray:
 
 
 def cut(total: int | np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """`shares` (along the last axis, which sum to 1) of `total` in whole rows, none lost and none made up."""
+    """`shares` (along the last axis, which sum to 1) of `total` in whole rows that sum to `total`."""
     ends = np.rint(np.cumsum(shares, -1) * np.asarray(total)[..., None]).astype(int)
     return np.diff(ends, prepend=0)
 
 
 def deal_counts(label: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """`counts` [classes, clients] random rows of each class to each client; what is over to nobody."""
+    """`counts` [classes, clients] random rows of each class to each client; the rest to nobody."""
     result = np.full(len(label), NOBODY)
     by_label = np.split(np.argsort(label, kind="stable"), np.cumsum(np.bincount(label))[:-1])
     for rows, count in zip(by_label, counts, strict=True):
@@ -97,9 +97,9 @@ def rank_in_client(client: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def top_up(client: np.ndarray, clients: int, least: int, rng: np.random.Generator) -> None:
-    """Move rows, in place, until every client has `least`, for which there must be rows enough.
+    """Move rows, in place, until every client has `least`; there must be enough rows.
 
-    The largest clients hand over random rows, each down to the same size, but none below `least`.
+    The largest clients give up random rows, down to a common size that is at least `least`.
     """
     sizes = np.bincount(client, minlength=clients)
     missing = np.maximum(least - sizes, 0)

@@ -1,4 +1,4 @@
-"""The partition whose clients see the same things differently."""
+"""The partition with feature shift."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Feature(Partition):
         x = samples.x
         self._check(x)
         result = x.clone()
-        # clients of one angle are turned together: there are few angles, and may be many clients
+        # clients of one angle are turned together: there are few angles and possibly many clients
         part = client % self.rotations if self.change == "rotation" else client
         order = np.argsort(np.where(client < 0, -1, part), kind="stable")
         order = order[np.count_nonzero(client < 0):]

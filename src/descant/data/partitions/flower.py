@@ -21,9 +21,9 @@ def is_partitioner(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Flower(Partition):
-    """What a partitioner of flwr-datasets does; it sets the number of clients.
+    """A partitioner of flwr-datasets; it sets the number of clients.
 
-    It is shown a `datasets.Dataset` with the columns "row" (the row's number), "label" (the targets, where
+    It gets a `datasets.Dataset` with the columns "row" (the row's number), "label" (the targets, where
     there is one per row) and "owner" (where rows have owners), by which it can partition.
     """
 
@@ -42,12 +42,12 @@ class Flower(Partition):
         except ImportError:
             raise UsageError("a partitioner needs the package flwr-datasets: "
                              "pip install 'descant[partitioners]'") from None
-        partitioner: Any = copy.deepcopy(self.partitioner)  # it takes a dataset only once
+        partitioner: Any = copy.deepcopy(self.partitioner)  # it accepts a dataset only once
         try:
             partitioner.dataset = datasets.Dataset.from_dict(columns)
             parts = [np.asarray(partitioner.load_partition(k)["row"][:], np.int64)
                      for k in range(partitioner.num_partitions)]
-        except Exception as error:  # code that is not ours can raise anything
+        except Exception as error:  # foreign code can raise anything
             raise UsageError(f"{type(self.partitioner).__name__} failed: {error}; the columns it can use are "
                              f"{', '.join(columns)}") from error
         rows = np.concatenate([np.zeros(0, np.int64), *parts])

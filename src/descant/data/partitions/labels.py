@@ -1,4 +1,4 @@
-"""Partitions by label: what the clients differ in is which classes they have, and how much of each."""
+"""Partitions by label: clients differ in their classes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Classes(Partition):
     """A fixed number of classes per client, and clients of equal or unequal size.
 
     The label skew of McMahan et al., Communication-Efficient Learning of Deep Networks from
-    Decentralized Data, AISTATS 2017, arXiv:1602.05629, with classes in place of shards. All classes are
-    had by equally many clients (but for one). With `sizes = "equal"` each class is shared out evenly
+    Decentralized Data, AISTATS 2017, arXiv:1602.05629, with classes in place of shards. All classes have
+    equally many clients (up to one). With `sizes = "equal"` each class is shared out evenly
     among those who have it. "lognormal": sizes are in proportion to exp(sigma N(0, 1)), and as large as
     the data allow. "uniform": sizes are drawn from `smallest`..`largest` (CGPFL: 400..5000); where a
     class has fewer rows than its clients want, all sizes are multiplied by the one factor with which the
@@ -95,7 +95,7 @@ class Classes(Partition):
         wanted = holds.T * drawn  # [classes, clients]
         spare, total = totals - holds.sum(0), wanted.sum(1)
         factor = np.min(spare[total > 0] / total[total > 0], initial=np.inf)
-        factor *= 1 - 1e-12  # a rounding error must not make a row more than there are
+        factor *= 1 - 1e-12  # rounding must not ask for a row too many
         if self.sizes == "uniform":
             factor = min(factor, 1.0)
         counts: np.ndarray = holds.T * (1 + np.floor(wanted * factor).astype(int))
@@ -185,7 +185,7 @@ class LabelMajority(Partition):
 
     FedMAP's label skew (85 %, half of the clients) for any data. All clients have the same size, the
     largest for which the rows suffice. The first clients are balanced, the last `skewed` of them have a
-    majority; all classes are the majority of equally many clients (but for one).
+    majority; all classes are the majority of equally many clients (up to one).
     """
 
     name: ClassVar[str] = "label_majority"

@@ -1,4 +1,4 @@
-"""The partition that the data bring along: by who made them."""
+"""The natural partition: by owner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = 5  # owners in a note
 class Natural(Partition):
     """Each row to the client that naturally owns it: client k is the k-th owner in sorted order.
 
-    Owners with few rows are left out, those with many keep a random choice of them. Where there are more
+    Owners with few rows are left out, those with many keep a random subset. Where there are more
     owners than `clients`, these can be a sample of the owners, or groups of them: pFedBreD makes the users
     of Sent140 into 10 clients of at least 10 users each, the others in Dirichlet(0.5) shares.
     """
@@ -45,7 +45,7 @@ class Natural(Partition):
         return self.fewer != "merge"
 
     def deal(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
-        return self.assign(samples, clients, seed)  # an owner has its groups, and they stay together
+        return self.assign(samples, clients, seed)  # groups belong to one owner and stay together anyway
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
         owners, number, sizes = _owners(samples)

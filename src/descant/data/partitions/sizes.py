@@ -1,4 +1,4 @@
-"""Partitions that look at no label: clients differ by chance, or in size."""
+"""Partitions that ignore labels: clients differ by chance, or in size."""
 
 from __future__ import annotations
 

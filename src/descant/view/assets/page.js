@@ -7,7 +7,6 @@ const SHARES = ["accuracy", "auroc", "sensitivity", "specificity", "calibration_
 const WORST = 10; // clients that are listed
 const WIDE = 640; // pixels of a chart that has room for names at the ends of its lines
 const LINE = 17; // pixels from name to name
-const DECADES = 3; // a loss that spans more is drawn on a log axis
 const AXES = {round: "round", bytes: "bytes per client", steps: "gradient steps"};
 const CLASSES = 14, CELLS = 4000; // more classes, or more cells, are a heat map in place of bars
 
@@ -140,7 +139,7 @@ function makeCurves(div) {
   const fitted = [...bands, ...lines.filter((line) => line.isFront || !ends.length)];
   const seen = fitted.flatMap((trace) => trace.y.filter((_, k) => trace.x[k] >= from)).map((value) => log(isLog, value));
   const [low, high] = seen.length ? [Math.min(...seen), Math.max(...seen)] : [0, 1];
-  const y = {...axis(`test ${plain(metric)}, ${which}`, {zeroline: false}), type: isLog ? "log" : "linear",
+  const y = {...axis(plain(data.y_title[state.model]), {zeroline: false}), type: isLog ? "log" : "linear",
              range: widen(high > low ? [low, high] : [low - .5, high + .5], .05)};
   const named = div.clientWidth >= WIDE || isPrinting ? names(ends, furthest, y.range, div.clientHeight, (value) => log(isLog, value)) : [];
   const better = data.curve_metric === data.metric ? data.lower_is_better : true; // in place of the metric: the loss
@@ -155,12 +154,8 @@ function makeCurves(div) {
   return {traces: [...bands, ...seeds, ...lines], label, layout: made};
 }
 
-// a loss of which some method has exploded shows nothing of the others on a linear axis
 function isLogY(curves) {
-  const values = curves.flatMap((curve) => curve.mean).filter((value) => value > 0);
-  if (!values.length) return false;
-  const isLoss = data.lower_is_better || data.curve_metric !== data.metric;
-  return state.logY ?? (isLoss && Math.max(...values) > Math.min(...values) * 10 ** DECADES);
+  return curves.some((curve) => curve.mean.some((value) => value > 0)) && (state.logY ?? data.log_y[state.model]);
 }
 
 // names of methods beside the ends of their lines, moved apart until none covers another; a line that ends early
@@ -216,7 +211,7 @@ const clientTip = (client) => `<b>${plain(short(who(client.name), 40))}</b><br>$
 
 function gainsInWords() {
   const clients = compared();
-  if (!clients.length) return "No method is shown that has figures of clients.";
+  if (!clients.length) return "No method with scores of clients is shown.";
   const gains = clients.map((client) => client.gain), up = gains.filter((gain) => gain > 0).length;
   const worst = clients.reduce((a, b) => b.gain < a.gain ? b : a), best = clients.reduce((a, b) => b.gain > a.gain ? b : a);
   const down = gains.filter((gain) => gain < 0).length;
@@ -432,7 +427,7 @@ function element(tag, text, attributes = {}) {
 // clients that are worse off than the median one, and what there is to say of them
 function servedWorst() {
   const clients = served().sort((a, b) => better(a.value) - better(b.value));
-  if (!clients.length) return {worst: [], words: `No client has a figure of ${state.method}.`};
+  if (!clients.length) return {worst: [], words: `No client has a score with ${state.method}.`};
   const middle = median(clients.map((client) => client.value)), metric = spoken(data.metric);
   const below = clients.filter((client) => better(middle) - better(client.value) > 1e-9);
   if (!below.length)
@@ -717,7 +712,7 @@ async function poll() {
     last = text;
   } catch {
     find("#link").hidden = false;
-    find("#link").textContent = `descant watch does not answer: what you see is from ${heard.toLocaleTimeString()}.`;
+    find("#link").textContent = `descant watch does not answer: this page is from ${heard.toLocaleTimeString()}.`;
   }
   setTimeout(poll, 2000);
 }
