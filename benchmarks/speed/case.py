@@ -14,12 +14,12 @@ from descant.algorithms.pfedbred import pFedBreD
 from descant.algorithms.pfedme import pFedMe
 from descant.core.federation import Federation
 from descant.core.splits import Table
-from descant.core.task import ModuleTask
 from descant.data import DataSpec
 from descant.engine.batches import LocalWork
 from descant.engine.settings import Train
 from descant.engine.work import Work
 from descant.models import NetworkSpec, make_task
+from descant.models.module import ModuleTask
 from descant.view.data import list_datasets
 
 METHODS: dict[str, FedAvg | pFedMe | pFedBreD] = {

@@ -23,8 +23,8 @@ from benchmarks.speed.picture import draw
 from benchmarks.speed.table import show_case, show_growth, show_summary
 from descant.core.federation import Federation
 from descant.core.files import write_atomic
+from descant.core.threads import one_thread
 from descant.core.units import times
-from descant.engine.backends.base import one_thread
 from descant.engine.settings import Train
 from descant.errors import UsageError, unknown
 

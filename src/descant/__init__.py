@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from descant.api import load, resume, run
     from descant.core.algorithm import Algorithm, Message, Round
     from descant.core.federation import Federation
-    from descant.core.task import Batch, FunctionTask, ModuleTask, Task
+    from descant.core.task import Batch, FunctionTask, Task
     from descant.core.vector import Model
     from descant.data import federation
     from descant.deploy import export
     from descant.errors import DescantError, UsageError
     from descant.experiment.config import Experiment
     from descant.experiment.run import Run
+    from descant.models.module import ModuleTask
     from descant.priors.quadratic import Flat, Gaussian
     from descant.priors.solve import SGD, Adam, Proximal
 
@@ -34,7 +35,7 @@ _HOME = {
     "Federation": "descant.core.federation",
     "Flat": "descant.priors.quadratic", "Gaussian": "descant.priors.quadratic",
     "SGD": "descant.priors.solve", "Adam": "descant.priors.solve", "Proximal": "descant.priors.solve",
-    "Batch": "descant.core.task", "FunctionTask": "descant.core.task", "ModuleTask": "descant.core.task",
+    "Batch": "descant.core.task", "FunctionTask": "descant.core.task", "ModuleTask": "descant.models.module",
     "Task": "descant.core.task",
     "Model": "descant.core.vector",
 }

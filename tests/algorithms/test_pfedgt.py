@@ -25,7 +25,7 @@ from descant.core.federation import Federation
 from descant.core.tree import take
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.experiment.checkpoint import Keeper
+from descant.experiment.checkpoint import Checkpointer
 from descant.experiment.config import parse_algorithm
 from descant.priors.quadratic import Quadratic
 from descant.priors.solve import SGD, Adam, Proximal
@@ -522,9 +522,9 @@ def test_a_run_with_an_opening_can_be_resumed(at: str, tmp_path: Path, monkeypat
     train: dict[str, Any] = {"federation": ragged(), "cohort": 2, "batch": 4, "rounds": 4,
                              "eval": {"every": 1}, "local": {"steps": 2}, "backend": "vectorised", "chunk": 2}
     descant.run(method, out=tmp_path / "whole", **train)
-    apply = Keeper._apply
+    apply = Checkpointer._apply
 
-    def stop(self: Keeper, promote: bool) -> None:
+    def stop(self: Checkpointer, promote: bool) -> None:
         if at == "round":
             apply(self, promote)
         if self._training.number == 1:
@@ -533,7 +533,7 @@ def test_a_run_with_an_opening_can_be_resumed(at: str, tmp_path: Path, monkeypat
             apply(self, promote)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "_apply", stop)
+        patch.setattr(Checkpointer, "_apply", stop)
         with pytest.raises(Gone):
             descant.run(method, out=tmp_path / "parts", **train)
     assert (tmp_path / "parts" / "checkpoint" / "journal.safetensors").exists() == (at == "journal")

@@ -9,10 +9,11 @@ from torch.func import vmap
 
 from descant.core.kernels.network import Network, Shaped
 from descant.core.losses import LOSSES, SLOPED
-from descant.core.task import Batch, ModuleTask, Task
+from descant.core.task import Batch, Task
 from descant.core.tree import stack, take
 from descant.core.vector import Model
 from descant.models import MODELS, Facts, NetworkSpec
+from descant.models.module import ModuleTask
 
 B = 5
 CHAINS = {

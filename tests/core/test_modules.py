@@ -20,12 +20,14 @@ from torch import Tensor, nn
 import descant
 from descant.algorithms import FedAvg, LocalTrain
 from descant.core import fields
-from descant.core.task import Batch, ModuleTask
+from descant.core.sample import SampleFormat
+from descant.core.task import Batch
 from descant.engine.backends.choose import make_backend
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
 from descant.errors import UsageError
-from descant.models import MODELS, Facts, make_task
+from descant.models import MODELS, make_task
+from descant.models.module import ModuleTask
 from descant.priors.solve import SGD
 from helpers import assert_same, engine, make_work, ragged
 from module_zoo import EXACT, IN, RANDOM, REFUSED, NormReLU, head, net, seeded
@@ -348,7 +350,8 @@ def test_known_layers_are_not_tried_and_not_intercepted() -> None:
 @pytest.mark.parametrize("name", ["lstm", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_networks_of_the_package_need_no_trial(name: str) -> None:
     """They are trusted to do nothing that a trial would find."""
-    facts = Facts((12,), 3, tokens=20) if name == "lstm" else Facts((3, 32, 32), 3)
+    facts = (SampleFormat((12,), classes=3, tokens=20) if name == "lstm"
+             else SampleFormat((3, 32, 32), classes=3))
     federation = ragged(shape=facts.shape).to(torch.float64)
     if name == "lstm":
         object.__setattr__(federation, "x", torch.randint(20, federation.x.shape))

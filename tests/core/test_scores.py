@@ -13,8 +13,9 @@ from torch import Tensor
 from descant.algorithms import Ditto, FedAvg
 from descant.core.algorithm import Algorithm
 from descant.core.splits import Table
-from descant.core.task import ModuleTask, Task
+from descant.core.task import Task
 from descant.core.tree import Tree
+from descant.models.module import ModuleTask
 from helpers import MODELS, assert_same, engine, ragged
 
 FEDERATION = ragged()

@@ -20,11 +20,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from descant.core import random, tree
 from descant.core.federation import Federation
 from descant.core.meter import metered
-from descant.core.task import Batch, FunctionTask, ModuleTask, inputs
+from descant.core.task import BLOCK, Batch, FunctionTask, inputs
 from descant.core.vector import Layout, Model
-from descant.engine.batches import BLOCK, ClientTensors, LocalWork, Plan, View, plan_chunk
+from descant.engine.batches import ClientTensors, LocalWork, Plan, View, plan_chunk
 from descant.engine.store import ClientStore
 from descant.errors import UsageError
+from descant.models.module import ModuleTask
 from descant.priors.quadratic import Flat, Gaussian
 from descant.priors.solve import SGD, Adam, Proximal, Solver
 from helpers import assert_same, finite_differences, ragged

@@ -25,6 +25,7 @@ import descant
 from descant.algorithms import CGPFL, FedAvg, FedMAP, LocalTrain, pFedBreD, pFedGT, pFedMe
 from descant.core.files import locked
 from descant.core.permit import ran
+from descant.core.sample import SampleFormat
 from descant.core.splits import SPLITS
 from descant.core.task import inputs
 from descant.deploy.export import (
@@ -40,7 +41,7 @@ from descant.deploy.export.export import export_models, load_run, safe_names
 from descant.deploy.export.manifest import read_manifest, save_model
 from descant.deploy.export.network import OnRows
 from descant.deploy.export.personalize import wilson
-from descant.deploy.frame import Frame, Kind, Member
+from descant.deploy.frame import Frame, Member
 from descant.errors import UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
@@ -837,7 +838,7 @@ def test_a_federation_of_real_nodes(tmp_path: Path) -> None:
 
 def test_constants_of_the_experiment_are_known_where_the_rows_are_not(kept: Path) -> None:
     setup = load_run(kept / "run").setup
-    frame = Frame.of(Kind((4,), "real", (), "int64", 2, None), [Member("a", 3, 1, 1)], torch.float32)
+    frame = Frame.of(SampleFormat((4,), "real", (), "int64", 2, None), [Member("a", 3, 1, 1)], torch.float32)
     constants = {"scale": "constants", "mean": [1.0], "std": [2.0], "impute": "none"}
     for changes, found in ((constants, {"mean": [1.0] * 4, "std": [2.0] * 4}),
                            ({"scale": "none", "impute": "none"}, {}), ({"scale": "client"}, None)):

@@ -271,13 +271,13 @@ def test_a_diverging_run_leaves_the_last_good_round(tmp_path: Path) -> None:
         "federation": quadratics(3), "model": "quadratic", "batch": "full", "local": {"steps": 1},
         "rounds": 4, "dtype": "float64", "backend": "loop", "eval": {"every": 4},
     }
-    with pytest.raises(DescantError, match="no upload of round 2 could be taken"):
+    with pytest.raises(DescantError, match="every upload in round 2 was rejected"):
         descant.run(FedAvg(SGD(lr=1e160)), out=out, **settings)
     run = descant.load(out)
     assert (run.rounds, len(run.history)) == (1, 1)
     assert bool(torch.isfinite(run.snapshot("last").server.theta).all())
     assert run.snapshot("last").server.theta.abs().max() > 1e159
-    with pytest.raises(DescantError, match="no upload of round 2 could be taken"):
+    with pytest.raises(DescantError, match="every upload in round 2 was rejected"):
         descant.resume(out)
 
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from descant.algorithms import FedAvg
 from descant.core.federation import Federation
 from descant.core.permit import ran
-from descant.core.task import Batch, ModuleTask
+from descant.core.sample import SampleFormat
+from descant.core.task import Batch
 from descant.core.vector import Layout
 from descant.engine.work import Work
 from descant.errors import UsageError
@@ -27,7 +28,6 @@ from descant.models import (
     LSTM,
     MCLR,
     MODELS,
-    Facts,
     ModelSpec,
     NetworkSpec,
     OwnModel,
@@ -37,6 +37,7 @@ from descant.models import (
 )
 from descant.models.alexnet import alexnet
 from descant.models.lstm import Recurrence
+from descant.models.module import ModuleTask
 from descant.models.resnet import resnet
 from descant.priors.solve import SGD
 from helpers import CLASSES, assert_same, engine, make_work, ragged
@@ -45,7 +46,11 @@ NETWORKS = {name: spec for name, spec in MODELS.items() if issubclass(spec, Netw
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
-def layout(spec: NetworkSpec, facts: Facts) -> Layout:
+def sample(shape: tuple[int, ...], classes: int, tokens: int | None = None) -> SampleFormat:
+    return SampleFormat(shape, classes=classes, tokens=tokens)
+
+
+def layout(spec: NetworkSpec, facts: SampleFormat) -> Layout:
     """The slices of a network, which is made without memory for its parameters."""
     with torch.device("meta"):
         return Layout.of(spec.network(facts))
@@ -61,30 +66,30 @@ def bn(*channels: int) -> int:
 
 
 # what the papers train it on; parameters of the body, layer by layer; parameters of the head; statistics
-SIZES: dict[str, tuple[Facts, int, int, int]] = {
-    "mclr": (Facts((784,), 10), 0, 7850, 0),
-    "dnn": (Facts((784,), 10), 784 * 100 + 100, 1010, 0),
-    "mlp128": (Facts(MNIST, 10), 784 * 128 + 128, 1290, 0),
-    "fedmap_mlp": (Facts((30,), 1), (30 * 32 + 32) + (32 * 16 + 16), 17, 0),
-    "cnn2": (Facts(MNIST, 10), 832 + 51264 + (64 * 4 * 4 * 512 + 512), 5130, 0),
-    "cnn3": (Facts(CIFAR, 10), 896 + 18496 + 73856 + (128 * 4 * 4 * 128 + 128), 1290, 0),
-    "cnn5": (Facts(MNIST, 47), 320 + 9248 + 18496 + 36928 + 73856 + (128 * 3 * 3 * 128 + 128), 6063, 0),
-    "cifarnet": (Facts(CIFAR, 10), 456 + 2416 + (400 * 120 + 120) + (120 * 84 + 84), 850, 0),
-    "cgpfl_cnn": (Facts(CIFAR, 10), 2432 + 51264 + (64 * 5 * 5 * 128 + 128), 1290, 0),
+SIZES: dict[str, tuple[SampleFormat, int, int, int]] = {
+    "mclr": (sample((784,), 10), 0, 7850, 0),
+    "dnn": (sample((784,), 10), 784 * 100 + 100, 1010, 0),
+    "mlp128": (sample(MNIST, 10), 784 * 128 + 128, 1290, 0),
+    "fedmap_mlp": (sample((30,), 1), (30 * 32 + 32) + (32 * 16 + 16), 17, 0),
+    "cnn2": (sample(MNIST, 10), 832 + 51264 + (64 * 4 * 4 * 512 + 512), 5130, 0),
+    "cnn3": (sample(CIFAR, 10), 896 + 18496 + 73856 + (128 * 4 * 4 * 128 + 128), 1290, 0),
+    "cnn5": (sample(MNIST, 47), 320 + 9248 + 18496 + 36928 + 73856 + (128 * 3 * 3 * 128 + 128), 6063, 0),
+    "cifarnet": (sample(CIFAR, 10), 456 + 2416 + (400 * 120 + 120) + (120 * 84 + 84), 850, 0),
+    "cgpfl_cnn": (sample(CIFAR, 10), 2432 + 51264 + (64 * 5 * 5 * 128 + 128), 1290, 0),
     # 128 steps become 120, 60, 52, 26
-    "har_cnn": (Facts((9, 128), 6), 2624 + 18496 + (64 * 26 * 1024 + 1024) + (1024 * 512 + 512), 3078, 0),
-    "femnist_cnn": (Facts(MNIST, 62), 832 + 51264 + (64 * 7 * 7 * 2048 + 2048), 2048 * 62 + 62, 0),
-    "fedmap_cnn": (Facts(MNIST, 62), 320 + 18496 + 36928 + 73856 + bn(32, 64, 64, 128)
+    "har_cnn": (sample((9, 128), 6), 2624 + 18496 + (64 * 26 * 1024 + 1024) + (1024 * 512 + 512), 3078, 0),
+    "femnist_cnn": (sample(MNIST, 62), 832 + 51264 + (64 * 7 * 7 * 2048 + 2048), 2048 * 62 + 62, 0),
+    "fedmap_cnn": (sample(MNIST, 62), 320 + 18496 + 36928 + 73856 + bn(32, 64, 64, 128)
                    + (128 * 7 * 7 * 512 + 512) + bn(512), 512 * 62 + 62, bn(32, 64, 64, 128, 512)),
-    "fedbn_alexnet": (Facts((3, 256, 256), 31), 23296 + 307392 + 663936 + 884992 + 590080
+    "fedbn_alexnet": (sample((3, 256, 256), 31), 23296 + 307392 + 663936 + 884992 + 590080
                       + bn(64, 192, 384, 256, 256) + (256 * 6 * 6 * 4096 + 4096) + (4096 * 4096 + 4096)
                       + bn(4096, 4096), 4096 * 31 + 31, bn(64, 192, 384, 256, 256, 4096, 4096)),
     # two blocks of two convolutions a stage; shortcuts of 1x1 where the width changes
-    "resnet18": (Facts(CIFAR, 10), 3 * 64 * 9 + 4 * 64 * 64 * 9
+    "resnet18": (sample(CIFAR, 10), 3 * 64 * 9 + 4 * 64 * 64 * 9
                  + (64 + 3 * 128) * 128 * 9 + 64 * 128 + (128 + 3 * 256) * 256 * 9 + 128 * 256
                  + (256 + 3 * 512) * 512 * 9 + 256 * 512 + bn(*5 * [64], *5 * [128], *5 * [256], *5 * [512]),
                  5130, bn(*5 * [64], *5 * [128], *5 * [256], *5 * [512])),
-    "lstm": (Facts((25,), 2, tokens=1000), 1000 * 50 + 2 * (2 * 200 * 50 + 2 * 200) + (50 * 100 + 100),
+    "lstm": (sample((25,), 2, tokens=1000), 1000 * 50 + 2 * (2 * 200 * 50 + 2 * 200) + (50 * 100 + 100),
              202, 0),
 }
 
@@ -101,12 +106,12 @@ def test_parameters_are_those_counted_by_hand(name: str) -> None:
 
 
 def test_parameters_that_are_known_from_elsewhere() -> None:
-    assert layout(CNN2(), Facts(MNIST, 10)).dim == 582_026
-    assert layout(CNN2(kernel=3, padding=1, hidden=128), Facts((28, 28), 10)).dim == 421_642
-    assert layout(NETWORKS["femnist_cnn"](), Facts(MNIST, 62)).dim == 6_603_710
-    assert layout(ResNet18(), Facts(CIFAR, 10)).dim == 11_173_962
-    assert layout(ResNet18(), Facts((3, 224, 224), 1000)).dim == 11_689_512
-    groups = layout(ResNet18(norm="group"), Facts(CIFAR, 10))
+    assert layout(CNN2(), sample(MNIST, 10)).dim == 582_026
+    assert layout(CNN2(kernel=3, padding=1, hidden=128), sample((28, 28), 10)).dim == 421_642
+    assert layout(NETWORKS["femnist_cnn"](), sample(MNIST, 62)).dim == 6_603_710
+    assert layout(ResNet18(), sample(CIFAR, 10)).dim == 11_173_962
+    assert layout(ResNet18(), sample((3, 224, 224), 1000)).dim == 11_689_512
+    groups = layout(ResNet18(norm="group"), sample(CIFAR, 10))
     assert (groups.dim, groups.stats_dim) == (11_173_962, 0)
 
 
@@ -147,7 +152,7 @@ def seeded(make: Any) -> nn.Module:
 
 
 def model(name: str) -> Any:
-    facts = Facts(SMALL[name], CLASSES)
+    facts = sample(SMALL[name], CLASSES)
     if name == "fedbn_alexnet":
         return seeded(lambda: alexnet(facts, name, (2, 3, 4, 3, 2), 5))
     if name.startswith("resnet18"):
@@ -179,7 +184,7 @@ def test_gradients_are_the_same_together_and_one_by_one(name: str) -> None:
 
 
 def test_group_norm_is_the_same_together_and_one_by_one() -> None:
-    facts = Facts((1, 6, 6), CLASSES)
+    facts = sample((1, 6, 6), CLASSES)
     net = seeded(lambda: resnet(facts, "resnet18", "group", (4, 6)))
     work = make_work(FedAvg(SGD(lr=0.05)), ragged(shape=facts.shape), net)
     assert_same(*both_ways(work), 1e-10)
@@ -235,8 +240,8 @@ def test_the_recurrence_is_that_of_torch() -> None:
 
 
 def test_padding_does_not_count_after_the_last_token() -> None:
-    net = seeded(lambda: LSTM().network(Facts((6,), 2, tokens=7)))
-    whole = seeded(lambda: LSTM(pad="none").network(Facts((6,), 2, tokens=7)))
+    net = seeded(lambda: LSTM().network(sample((6,), 2, tokens=7)))
+    whole = seeded(lambda: LSTM(pad="none").network(sample((6,), 2, tokens=7)))
     rows = torch.tensor([[3, 5, 0, 2, 0, 0], [3, 5, 0, 2, 1, 6], [0, 0, 0, 0, 0, 0]])
     short = whole(rows[:1, :4])
     torch.testing.assert_close(net(rows)[:1], short)
@@ -251,7 +256,7 @@ def test_padding_does_not_count_after_the_last_token() -> None:
 
 def test_the_vocabulary_is_that_of_the_data_or_larger() -> None:
     fed = federation("lstm")
-    assert Facts.of(fed) == Facts((6,), CLASSES, tokens=VOCABULARY)
+    assert SampleFormat.of_federation(fed) == SampleFormat((6,), "int64", (), "int64", CLASSES, VOCABULARY)
     for vocab, rows in ((None, VOCABULARY), (100, 100)):
         task = make_task(LSTM(vocab=vocab), fed)
         assert task.layout is not None
@@ -264,22 +269,23 @@ def test_the_vocabulary_is_that_of_the_data_or_larger() -> None:
 
 
 @pytest.mark.parametrize(("name", "facts", "message"), [
-    ("cnn2", Facts((784,), 10), r"\(channels, height, width\).*784 flat numbers are not an image.*1, 28, 28"),
-    ("cnn3", Facts((3072,), 10), r"reshape x to \(n, 3, 32, 32\)"),
-    ("cnn5", Facts((13,), 2), r"flat numbers are not an image; use a model such as \"dnn\""),
-    ("resnet18", Facts((32, 32, 3), 10), r"channels come first, so permute x to \(n, 3, 32, 32\)"),
-    ("cifarnet", Facts((1, 2, 3, 4), 10), r"needs images of shape .*, not samples of shape \(1, 2, 3, 4\)$"),
-    ("cnn2", Facts((8, 8), 10), r"'cnn2' needs images of at least 16x16, not 8x8"),
-    ("fedbn_alexnet", Facts(CIFAR, 10), r"at least 63x63, not 32x32"),
-    ("har_cnn", Facts((9, 20), 6), r"needs series of at least 28 steps, not 20 steps"),
-    ("har_cnn", Facts((561,), 6), r"needs series of shape \(channels, time\)"),
-    ("lstm", Facts((25,), 2), r"rows of tokens .* these are other numbers of shape \(25,\)"),
-    ("lstm", Facts((5, 25), 2, 9), r"these are tokens of shape \(5, 25\)"),
-    ("mclr", Facts((25,), 2, 9), r"'mclr' needs real numbers.*use model \"lstm\", or make x a float array"),
-    ("har_cnn", Facts((9, 128), 2, 9), r"'har_cnn' needs real numbers"),
-    ("cnn2", Facts(MNIST, 2, 9), r"'cnn2' needs real numbers"),
+    ("cnn2", sample((784,), 10),
+     r"\(channels, height, width\).*784 flat numbers are not an image.*1, 28, 28"),
+    ("cnn3", sample((3072,), 10), r"reshape x to \(n, 3, 32, 32\)"),
+    ("cnn5", sample((13,), 2), r"flat numbers are not an image; use a model such as \"dnn\""),
+    ("resnet18", sample((32, 32, 3), 10), r"channels come first, so permute x to \(n, 3, 32, 32\)"),
+    ("cifarnet", sample((1, 2, 3, 4), 10), r"needs images of shape .*, not samples of shape \(1, 2, 3, 4\)$"),
+    ("cnn2", sample((8, 8), 10), r"'cnn2' needs images of at least 16x16, not 8x8"),
+    ("fedbn_alexnet", sample(CIFAR, 10), r"at least 63x63, not 32x32"),
+    ("har_cnn", sample((9, 20), 6), r"needs series of at least 28 steps, not 20 steps"),
+    ("har_cnn", sample((561,), 6), r"needs series of shape \(channels, time\)"),
+    ("lstm", sample((25,), 2), r"rows of tokens .* these are other numbers of shape \(25,\)"),
+    ("lstm", sample((5, 25), 2, 9), r"these are tokens of shape \(5, 25\)"),
+    ("mclr", sample((25,), 2, 9), r"'mclr' needs real numbers.*use model \"lstm\", or make x a float array"),
+    ("har_cnn", sample((9, 128), 2, 9), r"'har_cnn' needs real numbers"),
+    ("cnn2", sample(MNIST, 2, 9), r"'cnn2' needs real numbers"),
 ])
-def test_a_network_says_what_samples_it_needs(name: str, facts: Facts, message: str) -> None:
+def test_a_network_says_what_samples_it_needs(name: str, facts: SampleFormat, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         NETWORKS[name]().network(facts)
 
@@ -289,18 +295,18 @@ def test_images_that_just_fit(name: str) -> None:
     """SMALL has the smallest images: one pixel less is refused (but for the networks that take any)."""
     smaller = tuple(side - 1 if k >= len(SMALL[name]) - 2 else side for k, side in enumerate(SMALL[name]))
     if name == "resnet18":
-        layout(NETWORKS[name](), Facts((1, 1, 1), 3))
+        layout(NETWORKS[name](), sample((1, 1, 1), 3))
         return
-    layout(NETWORKS[name](), Facts(SMALL[name], 3))
+    layout(NETWORKS[name](), sample(SMALL[name], 3))
     with pytest.raises(UsageError, match="at least"):
-        layout(NETWORKS[name](), Facts(smaller, 3))
+        layout(NETWORKS[name](), sample(smaller, 3))
 
 
 def test_bytes_are_no_tokens() -> None:
     fed = ragged()
     for x, tokens in ((torch.ones(fed.x.shape, dtype=torch.uint8), None), (fed.x, None),
                       (torch.full(fed.x.shape, 4), 5), (torch.full(fed.x.shape, -1), None)):
-        assert Facts.of(dataclasses.replace(fed, x=x)).tokens == tokens
+        assert SampleFormat.of_federation(dataclasses.replace(fed, x=x)).tokens == tokens
 
 
 def test_one_output_for_the_binary_loss() -> None:
@@ -308,7 +314,7 @@ def test_one_output_for_the_binary_loss() -> None:
     for loss, outputs in ((None, 2), ("binary_cross_entropy", 1)):
         task = make_task("fedmap_mlp", fed, loss=loss, dtype=torch.float64)
         assert task.predict(task.init(), fed.x[:3]).shape == (3, outputs)
-    assert Facts.of(ragged(classes=None)).outputs == 1
+    assert SampleFormat.of_federation(ragged(classes=None)).outputs == 1
 
 
 # -- your own ----------------------------------------------------------------------------------------------
@@ -383,8 +389,8 @@ def test_a_model_of_the_users() -> None:
 @pytest.mark.usefixtures("own")
 def test_a_users_function_gets_what_it_takes() -> None:
     fed = ragged(shape=(5,))
-    assert named(f"{NETS}:fixed").network(Facts.of(fed)).weight.shape == (3, 5)  # type: ignore[union-attr]
-    named(f"{NETS}:anything", {"sizes": (4, 4)}).network(Facts.of(fed))  # type: ignore[union-attr]
+    assert named(f"{NETS}:fixed").network(SampleFormat.of_federation(fed)).weight.shape == (3, 5)  # type: ignore[union-attr]
+    named(f"{NETS}:anything", {"sizes": (4, 4)}).network(SampleFormat.of_federation(fed))  # type: ignore[union-attr]
     assert make_task(f"{NETS}:text", federation("lstm")).dim == VOCABULARY * 2 + 12 * 3 + 3
 
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import descant
-from descant.algorithms import Ditto, FedAvg, LocalTrain
+from descant.algorithms import Ditto, FedAvg, FedMAP, LocalTrain
 from descant.core.federation import Federation
-from descant.core.task import Batch, ModuleTask, Task
+from descant.core.task import Batch, Task
 from descant.core.vector import Model
 from descant.errors import UsageError
 from descant.models import DNN, make_task
+from descant.models.module import ModuleTask
 from descant.priors.solve import SGD
 from descant.theory import estimate
 from descant.theory.estimate import (
@@ -38,7 +39,7 @@ from descant.theory.truth import (
     total_error,
     true_models,
 )
-from helpers import quadratics, unbalanced
+from helpers import engine, quadratics, unbalanced
 
 DOUBLE = torch.float64
 
@@ -368,6 +369,35 @@ def test_runs_report_the_error_to_the_truth(weights: Any, backend: Any) -> None:
     near(last["global"]["truth_error"], float((w - p / p.sum() @ a).square().sum()))
     assert "personal" not in run.history[0]
     assert run.summary["last"]["personal"]["truth_error"] == last["personal"]["truth_error"]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.parametrize("weights", ["omega", "mean_log", "samples"])
+def test_the_global_error_has_the_weights_of_the_method(weights: Any, temperature: float) -> None:
+    """FedMAP's weights depend on the uploads, and on the temperature."""
+    federation = unbalanced(quadratics(5, rows=12, noise=0.5), (9, 1, 4, 2, 6))
+    method = FedMAP(solver=SGD(lr=0.1), weights=weights, temperature=temperature)
+    with engine(method, federation, "quadratic", cohort=4) as e:
+        e.play(2)
+        uploads: list[Any] = []
+        aggregate = FedMAP.aggregate
+
+        def spy(self: FedMAP, server: Any, upload: Any, round: Any) -> Any:
+            server, report = aggregate(self, server, upload, round)
+            uploads.append((round.cohort, report["client_weights"]))
+            return server, report
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FedMAP, "aggregate", spy)
+            (report,) = e.play(1)
+        assert "client_weights" not in report.info  # one for every client of the round: not for metrics.jsonl
+        cohort, p = uploads[0]
+        if weights == "samples":
+            N = torch.tensor([9.0, 1, 4, 2, 6], dtype=DOUBLE) ** (1 / temperature)
+            cohort, p = torch.arange(5), N / N.sum()
+        target = p @ federation.truth["optima"][cohort]
+        w = method.global_model(e.server).theta
+        near(e.score().shared.error[0], float((w - target).square().sum()))
 
 
 def test_the_error_falls_to_the_statistical_one() -> None:

@@ -28,18 +28,20 @@ from descant.core import measures
 from descant.core.files import write_atomic
 from descant.core.import_object import imported
 from descant.core.measures import METRICS, Metric
-from descant.core.task import Batch, ModuleTask, Task, inputs
+from descant.core.task import Batch, Task, inputs
+from descant.core.threads import one_thread
 from descant.core.tree import Tree, map_tree, nbytes, take
 from descant.core.units import times
-from descant.engine.backends.base import InProcess, one_thread
+from descant.engine.backends.base import InProcess
 from descant.engine.backends.choose import fitted_chunk
 from descant.engine.batches import SCORED
 from descant.engine.divergence import Levels
-from descant.engine.evaluation import STATES_AT_ONCE, evaluated_clients
-from descant.engine.work import CPU, Job
+from descant.engine.evaluation import evaluated_clients
+from descant.engine.personal import STATES_AT_ONCE, Snapshot, personal_models
+from descant.engine.work import CPU
 from descant.errors import DescantError, UsageError
-from descant.experiment.checkpoint import Snapshot
 from descant.experiment.run import Run, Which
+from descant.models.module import ModuleTask
 
 FILE = "figures.csv"
 ROWS = "rows.npz"  # beside it
@@ -291,25 +293,15 @@ def _personal(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale) 
     """What each client predicts with, by its position: made by the clients together that were run together,
     and no more at a time than fit into little memory."""
     work, train = run.work, run.setup.train
-    number, server, store = snapshot
     chunk = 1 if train.backend == "loop" else train.chunk or fitted_chunk(work)
     backend = InProcess(work, chunk)
-    each = nbytes(store.template) + work.task.dim * work.task.dtype.itemsize
+    each = nbytes(snapshot.store.template) + work.task.dim * work.task.dtype.itemsize
     size = chunk * max(1, STATES_AT_ONCE // (chunk * each))
-    took_part = store.took_part(clients)
-    for is_new in (False, True):
-        of_kind = np.flatnonzero(took_part != is_new)
-        for start in range(0, len(of_kind), size):
-            at = of_kind[start : start + size]
-            group = clients[at]
-            facts = run.round_of(group, number)
-            message = (work.algorithm.newcomer if is_new else work.algorithm.broadcast)(server, facts)
-            job: Job = "adapt" if is_new else "personalize"
-            outcome = backend.run(job, group, number, message, store.read(group))
-            for k, why in outcome.failed.items():
-                scale.failed("models of clients", f"client {work.federation.names[group[k]]!r}: {why}")
-            for k, position in enumerate(at[outcome.done].tolist()):
-                yield position, take(outcome.values, k)
+    for at, outcome in personal_models(backend, snapshot, clients, size):
+        for k, why in outcome.failed.items():
+            scale.failed("models of clients", f"client {work.federation.names[clients[at[k]]]!r}: {why}")
+        for k, position in enumerate(at[outcome.done].tolist()):
+            yield position, take(outcome.values, k)
 
 
 def _outputs(run: Run, kind: str, model: Tree, rows: Tensor) -> Tensor:

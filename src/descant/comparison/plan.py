@@ -44,10 +44,11 @@ from descant.core.measures import Metric
 from descant.core.permit import NOTHING, Permit
 from descant.core.plain import plain
 from descant.core.splits import SPLITS, folds_of
+from descant.core.threads import one_thread
 from descant.core.tree import Tree
 from descant.data.heterogeneity import facts, measure
 from descant.data.spec import DataSpec
-from descant.engine.backends.base import InProcess, one_thread
+from descant.engine.backends.base import InProcess
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
 from descant.engine.work import Job, Outcome

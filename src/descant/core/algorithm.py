@@ -41,6 +41,8 @@ class Round(NamedTuple):
 
     def weights(self, kind: Weights) -> Tensor:
         """What each client of the cohort counts in an average; sums to one."""
+        if kind not in ("uniform", "samples"):
+            raise ValueError(f"weights {kind!r} do not follow from the numbers of samples")
         weights = torch.ones_like(self.sizes) if kind == "uniform" else self.sizes
         return weights / weights.sum()
 
@@ -119,6 +121,11 @@ class Algorithm(Checked, ABC):
     def cautions(self) -> list[str]:
         """What is allowed but will hardly work, such as a step beyond its stability bound."""
         return []
+
+    def client_weights(self, round: Round) -> Tensor | None:
+        """What each client of `round` counts on the server; sums to one. None: that depends on the uploads,
+        and `aggregate` reports it as "client_weights"."""
+        return round.weights(getattr(self, "weights", "uniform"))
 
     @abstractmethod
     def init_server(self, task: Task, model: Model, round: Round) -> Tree:

@@ -91,6 +91,14 @@ class Federation:
         return len(self.train)
 
     @property
+    def heading(self) -> str:
+        """What it was made of, as far as that is known."""
+        if self.origin is None:
+            return "arrays"
+        dataset = Path(self.origin["dataset"]).name  # of a folder, not all of its path
+        return f"{dataset}, partition {self.origin['partition']}"
+
+    @property
     def weights(self) -> np.ndarray:
         """Each client's share of the training rows of those who take part."""
         sizes = self.train.sizes[: self.population]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -70,3 +72,19 @@ def locked(directory: Path, *, shared: bool = False, wait: bool = False) -> Iter
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delay Ctrl-C until a write is complete."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if caught:
+        raise KeyboardInterrupt

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch import Tensor
+from torch.func import grad
 
 from descant.core import meter, random
-from descant.core.federation import Federation
-from descant.core.kernels.chain import leaves
-from descant.core.kernels.layers import Context
-from descant.core.kernels.lift import is_transformed, over_clients
-from descant.core.kernels.pure import Habits, Pure, copied
-from descant.core.kernels.trial import REAL, ROWS, samples, tried
-from descant.core.losses import LOSSES, SLOPED, Loss, LossName
-from descant.core.metrics import (
-    CLASSIFICATION,
-    REGRESSION,
-    auroc,
-    classification_figures,
-    loss_figure,
-    regression_figures,
-    tally_classification,
-    tally_losses,
-    tally_regression,
-)
-from descant.core.tree import stack, take
+from descant.core.kernels.lift import is_transformed
+from descant.core.metrics import loss_figure, tally_losses
 from descant.core.vector import Layout, Model
-from descant.errors import UsageError, first_line, unknown
+
+BLOCK = 512  # rows per pass where a whole split is read
 
 
 class Batch(NamedTuple):
@@ -161,226 +142,6 @@ class Task(ABC):
         return product
 
 
-class ModuleTask(Task):
-    """The task of an `nn.Module` with a loss on its outputs.
-
-    The module is copied; its present parameters are the initial model. `loss` is a name or a callable
-    that gives one loss per sample (as torch losses do with `reduction="none"`). What the module does besides
-    computing outputs is known after `check`, which every experiment begins with.
-    """
-
-    layout: Layout
-
-    def __init__(self, module: nn.Module, loss: LossName | Loss, *, classes: int | None = None,
-                 dtype: torch.dtype = torch.float32) -> None:
-        self.dtype = dtype
-        self.loss_name = loss if isinstance(loss, str) else getattr(loss, "__name__", "custom")
-        self.classes = classes
-        if isinstance(loss, str) and loss not in LOSSES:
-            raise unknown("loss", loss, LOSSES)
-        if loss == "binary_cross_entropy" and classes is None:
-            self.classes = 2  # targets 0 and 1 as real numbers
-        self._loss = LOSSES[loss] if isinstance(loss, str) else loss
-        self._sloped = SLOPED[loss] if isinstance(loss, str) else None
-        kind = CLASSIFICATION if self.classes is not None else REGRESSION if loss == "mse" else ()
-        self.metric_names = ("loss", *kind)
-        self._module = copied(module)
-        self._why_alone: str | None = None
-        self._sample: Batch | None = None  # of several samples, to try things on
-        self._prepare(Layout.of(module), Habits())
-
-    def _prepare(self, layout: Layout, habits: Habits) -> None:
-        """Make what is run of what is known of the module."""
-        self.layout, self.dim = layout, layout.dim
-        self._train = Pure(self._module, layout, self.dtype, train=True, habits=habits)
-        self._eval = Pure(self._module, layout, self.dtype, train=False, habits=habits)
-        self.draws = self._train.context.draws_needed
-        self._chain, self._eval_chain = self._train.chain, self._eval.chain
-
-    def init(self) -> Model:
-        return self.layout.flatten(self._module, self.dtype)
-
-    def move_to(self, device: torch.device) -> None:
-        self._train.to(device)
-        self._eval.to(device)
-
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{self.loss_name} {self._module}".encode())
-        for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().contiguous().numpy().data)
-        return digest.hexdigest()[:16]
-
-    @cached_property
-    def is_linear(self) -> bool:
-        """Whether the outputs are those of one linear layer on the flattened samples."""
-        kinds = [type(leaf) for _, leaf in leaves(self._module) if type(leaf) is not nn.Identity]
-        return self._chain is not None and kinds[-1:] == [nn.Linear] and {*kinds[:-1]} <= {nn.Flatten}
-
-    def losses(self, model: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor]:
-        if not train:
-            return self._loss(self.predict(model, batch.x), batch.y), model.stats
-        outputs, stats = self._train(model, batch.x, batch.weight, batch.key)
-        return self._loss(outputs, batch.y), stats
-
-    def _gradient(self, model: Model, batch: Batch) -> Gradient:
-        if self._chain is not None and self._sloped is not None:
-            stats = model.stats if self.layout.statistics else None  # what is not there need not travel
-            found = over_clients(self._by_hand, model.theta, stats, *batch)
-            if found is not None:
-                return Gradient(*found, *([model.stats] if stats is None else []))
-        return super()._gradient(model, batch)
-
-    def _by_hand(self, theta: Tensor, stats: Tensor | None, x: Tensor, y: Tensor, weight: Tensor | None,
-                 key: Tensor | None) -> tuple[Tensor, ...]:
-        """The losses, gradients and new statistics (if any) of clients; every tensor has a row for each."""
-        assert self._chain is not None
-        running = {} if stats is None else self.layout.running(stats)
-        with self._train.context.of_pass(weight, key, running) as context:
-            found = self._chain.gradient(theta, x, context, partial(self._mean_slopes, y, weight))
-            return found if stats is None else (*found, self._stats(context, stats))
-
-    def _mean_slopes(self, y: Tensor, weight: Tensor | None, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The clients' mean losses, and their slopes for the outputs [clients, B, ...]."""
-        assert self._sloped is not None
-        losses, slopes = self._sloped(outputs, y)
-        if weight is None:
-            return losses.mean(1), slopes.mul_(1 / losses.shape[1])
-        share = weight.to(losses.dtype) / weight.sum(1, keepdim=True)
-        return (losses * share).sum(1), slopes.mul_(share.view(*share.shape, *[1] * (slopes.dim() - 2)))
-
-    def _stats(self, context: Context, stats: Tensor) -> Tensor:
-        """The running statistics after a pass that began with `stats`."""
-        names = [s.name for s in self.layout.statistics]
-        return torch.cat([context.stats[name] for name in names], -1) if names else stats
-
-    def predict(self, model: Model, x: Tensor) -> Tensor:
-        if self._eval_chain is not None:
-            found = over_clients(self._predict_by_hand, *model, x)
-            if found is not None:
-                return found[0]
-        outputs: Tensor = self._eval(model, x)[0]
-        return outputs
-
-    def _predict_by_hand(self, theta: Tensor, stats: Tensor, x: Tensor) -> tuple[Tensor]:
-        assert self._eval_chain is not None
-        with self._eval.context.of_pass(None, None, self.layout.running(stats)) as context:
-            return (self._eval_chain.outputs(theta, x, context),)
-
-    def module(self, model: Model) -> nn.Module:
-        """An ordinary module with this model's parameters, as the user's own code expects it."""
-        return self.layout.load(copied(self._module, self.dtype), model).eval()
-
-    def row_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return self._loss(outputs, batch.y)
-
-    def tally(self, outputs: Tensor, batch: Batch) -> Tensor:
-        losses = tally_losses(self.row_losses(outputs, batch), batch.weight)
-        if self.classes is not None:
-            own = tally_classification(outputs, batch.y.long(), batch.weight, self.classes)
-        elif "mse" in self.metric_names:
-            own = tally_regression(outputs, batch.y, batch.weight)
-        else:
-            return losses
-        return torch.cat([losses, own])
-
-    def auroc(self, outputs: Tensor, batch: Batch) -> Tensor:
-        if self.classes is None:
-            return super().auroc(outputs, batch)
-        weight = torch.ones(len(batch.y), dtype=torch.bool) if batch.weight is None else batch.weight
-        return auroc(outputs, batch.y, weight, self.classes)
-
-    def figures(self, tally: Tensor) -> Tensor:
-        found = [loss_figure(tally)]
-        if self.classes is not None:
-            found += classification_figures(tally[0], tally[2:])
-        elif "mse" in self.metric_names:
-            found += regression_figures(tally[0], tally[2:])
-        return torch.stack(found).to(self.dtype)
-
-    def check(self, federation: Federation, *, ours: bool = False) -> None:
-        """Try some samples, so that a misfit of model, loss and data is told before training; see what else
-        the module does (`trial.py`; nothing, if it is one of `ours`); and whether the outputs of a user's own
-        loss can be scored as a regression."""
-        shape, kind = tuple(federation.x.shape[1:]), federation.x.dtype
-        if self.loss_name == "binary_cross_entropy" and federation.classes not in (None, 1, 2):
-            raise UsageError(f"the loss binary_cross_entropy is for two classes, and the data has "
-                             f"{federation.classes}: use cross_entropy")
-        # a copy, because some modules write into their inputs
-        batch = Batch(inputs(federation.x[:2], self.dtype).clone(), federation.y[:2])
-        n = len(batch.x)
-        try:
-            outputs = self.predict(self.init(), batch.x)
-        except Exception as error:
-            tokens = "" if batch.x.is_floating_point() else (
-                f" (whole numbers, {kind}, are taken for tokens: make them float if they are features)")
-            raise UsageError(f"the model does not accept the data's samples of shape {shape}{tokens}: "
-                             f"{first_line(error)}") from None
-        if not isinstance(outputs, Tensor):
-            raise UsageError(f"the model returns a {type(outputs).__name__}: it must return one tensor")
-        per_class = self.loss_name == "cross_entropy"
-        if per_class and self.classes is not None and outputs.shape[1:2] != (self.classes,):
-            raise UsageError(f"the model gives outputs of shape {tuple(outputs.shape[1:])} for data with "
-                             f"{self.classes} classes: it must give {self.classes} outputs")
-        try:
-            losses = self._loss(outputs, batch.y)
-        except Exception as error:
-            raise UsageError(f"the loss {self.loss_name} does not fit outputs of shape "
-                             f"{tuple(outputs.shape)} and targets of shape {tuple(batch.y.shape)}: "
-                             f"{first_line(error)}") from None
-        if losses.shape != (n,):
-            raise UsageError(f"the loss {self.loss_name} gives shape {tuple(losses.shape)} for {n} samples: "
-                             'it must give one loss per sample (reduction="none")')
-        if self.classes is None and batch.y.is_floating_point() and outputs.numel() == batch.y.numel():
-            self.metric_names = ("loss", *REGRESSION)
-        if ours:
-            self._prepare(self.layout, Habits(known=True, calls=False))
-        elif self._chain is None or self._eval_chain is None:
-            self._try_out(federation)
-
-    def _try_out(self, federation: Federation) -> None:
-        """Learn what the module does besides computing outputs, or refuse it."""
-        x = inputs(samples(federation.x), self.dtype)
-        found = tried(self._module, self.dtype, x)
-        self._prepare(found.layout, found.habits)
-        self.draws, self._why_alone = found.draws, found.alone
-        y = federation.y[torch.linspace(0, len(federation.y) - 1, ROWS).long()]
-        self._sample = Batch(x, y, torch.ones(ROWS, dtype=torch.bool), torch.tensor(0))
-        try:
-            with torch.no_grad():
-                self._gradient(self.init(), self._sample)
-        except UsageError:
-            raise
-        except Exception as error:
-            raise UsageError(f"the model cannot be trained by gradients: {first_line(error)}") from None
-
-    @property
-    def alone(self) -> str | None:
-        if self._why_alone is None and self._sample is not None:
-            self._why_alone, self._sample = self._unlike_together(self._sample), None
-        return self._why_alone
-
-    def _unlike_together(self, batch: Batch) -> str | None:
-        """Why two clients, one of them with fewer samples, cannot be run together."""
-        other = Batch(batch.x.flip(0), batch.y, torch.arange(ROWS) < REAL, torch.tensor(1))
-        batches = stack([batch, other])
-        model = self.init()
-        models = stack([model, model._replace(theta=model.theta * 1.01)])
-        with torch.no_grad(), warnings.catch_warnings():
-            # what torch can only do for one client after the other is no faster than we are
-            warnings.filterwarnings("error", "There is a performance drop")
-            try:
-                together = vmap(self._gradient)(models, batches)
-            except Exception as error:
-                return _of_vmap(error)
-            for k in range(2):
-                each = self._gradient(take(models, k), take(batches, k))
-                if not all(torch.allclose(a, b, rtol=1e-2, atol=1e-4, equal_nan=True)
-                           for a, b in zip(take(together, k), each, strict=True)):
-                    return "the model comes to other results where torch's vmap runs it for several clients"
-        return None
-
-
 class FunctionTask(Task):
     """The task of any differentiable function of a vector: `losses(theta, x, y) -> losses [B]`.
 
@@ -425,16 +186,6 @@ def inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype == torch.uint8:
         return x.to(dtype).mul_(1 / 255)
     return x
-
-
-def _of_vmap(error: Exception) -> str:
-    """What keeps clients from being run together, in few words."""
-    text = first_line(error)
-    if "data-dependent control flow" in text:
-        return "the forward pass branches by the values of tensors (if, .item()), and torch's vmap cannot"
-    if rule := re.search(r"batching rule for (\S+?)\.? ", f"{text} "):
-        return f"torch's vmap has no rule for {rule[1]}, which the model uses"
-    return f"torch's vmap: {text.split('. ')[0]}"
 
 
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:

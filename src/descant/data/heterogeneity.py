@@ -6,7 +6,6 @@ pool is what all clients have together.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -167,7 +166,7 @@ def facts(federation: Federation, measured: Measured) -> dict[str, str]:
     shape = " x ".join(map(str, federation.x.shape[1:])) or "1"
     unseen = f", and {federation.unseen:,} unseen (never train)" if federation.unseen else ""
     found = {
-        "data": heading(federation),
+        "data": federation.heading,
         "clients": f"{federation.population:,}{unseen}",
         "rows": f"{sizes.sum():,}, each {shape} ({str(federation.x.dtype).removeprefix('torch.')})",
         "rows per client": f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.6g}",
@@ -197,14 +196,6 @@ def facts(federation: Federation, measured: Measured) -> dict[str, str]:
             found["feature spread"] = (f"{spread.min():.2f} to {spread.max():.2f} standard deviations within "
                                        "a client")
     return found
-
-
-def heading(federation: Federation) -> str:
-    """The dataset and its partition, as far as they are known."""
-    if federation.origin is None:
-        return "arrays"
-    dataset = Path(federation.origin["dataset"]).name  # of a folder, the last part of its path
-    return f"{dataset}, partition {federation.origin['partition']}"
 
 
 def short(name: str) -> str:

@@ -16,19 +16,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from descant.core.algorithm import Message
+from descant.core.algorithm import Message, Round
 from descant.core.files import locked, write_atomic
+from descant.core.sample import SampleFormat
 from descant.core.task import Task
 from descant.core.tree import take
 from descant.data.spec import DataSpec
 from descant.deploy import nodes
 from descant.deploy.exchange import Exchange, Lost
-from descant.deploy.frame import Kind
 from descant.deploy.letters import Letter, Refused
 from descant.deploy.nodes import Nodes, Rules
 from descant.deploy.plan import Forms, Plan, hashed, tables_of
 from descant.deploy.roster import Guest, Roster, read_members, refuse_failure
-from descant.engine.work import to_score
+from descant.engine.personal import message_for
 from descant.errors import UsageError
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
@@ -95,7 +95,7 @@ def _gather(experiment: Experiment, roster: Roster, path: Path, clients: int, wa
         watcher.waiting(len(guests), clients, sorted(guests))
         time.sleep(PAUSE)
     names = tuple(sorted(guests)[:clients])
-    kind = Kind.common([guests[name].kind for name in names], _classes(experiment.data))
+    kind = SampleFormat.common([guests[name].kind for name in names], _classes(experiment.data))
     plan = Plan(experiment, kind, clients, hashed(names))
     roster.begin(plan, names, [])
     roster.join_all()
@@ -140,17 +140,16 @@ class Host:
 
     def _order(self, client: int) -> Letter:
         number, server, store = self._run.snapshot("best")
-        algorithm = self._run.setup.algorithm
-        facts = self._run.round_of(np.array([client]), number)
-        took_part = bool(store.took_part(np.array([client]))[0])
-        message = (algorithm.broadcast if took_part else algorithm.newcomer)(server, facts)
-        scored = to_score(message, algorithm.global_model(server))
+        clients = np.array([client])
+        took_part = bool(store.took_part(clients)[0])
+        message = message_for(self._run.setup.algorithm, server, self._run.work.round_of(clients, number),
+                              not took_part, score=True)
         counted = int(store.last_round[client]) if took_part else 0
-        return self._letter(self._plan.session, number, counted, Message(scored.shared, take(scored.each, 0)))
+        return self._letter(self._plan.session, number, counted, message)
 
     def _letter(self, session: str, number: int, counted: int, message: Message) -> Letter:
         return Letter.of({"what": "finish", "session": session, "number": number, "counted": counted,
-                          "alone": self._alone}, shared=message.shared, each=message.each)
+                          "alone": self._alone}, shared=message.shared, each=take(message.each, 0))
 
     def _welcome(self, node: int, guest: Guest) -> None:
         """A newcomer gets what newcomers get, and a number after all others."""
@@ -161,13 +160,11 @@ class Host:
             self._note(guest, Lost(found, True))
             return
         number, server, _ = self._run.snapshot("best")
-        algorithm = self._run.setup.algorithm
-        facts = self._run.round_of(np.zeros(1, np.int64), number)
-        facts = facts._replace(cohort=torch.tensor([population]),
-                               sizes=torch.tensor([found.train], dtype=facts.sizes.dtype))
-        message = algorithm.newcomer(server, facts)
-        scored = to_score(message, algorithm.global_model(server))
-        letter = self._letter(plan.session, number, 0, Message(scored.shared, take(scored.each, 0)))
+        work = self._run.work
+        facts = Round(work.seed, number, torch.tensor([population]),
+                      torch.tensor([found.train], dtype=work.task.dtype), population)
+        message = message_for(work.algorithm, server, facts, True, score=True)
+        letter = self._letter(plan.session, number, 0, message)
         self._note(guest, self._roster.send(node, letter, self._rules.deadline))
 
     def _note(self, guest: Guest, answer: Letter | Lost) -> None:

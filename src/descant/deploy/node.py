@@ -11,28 +11,28 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from descant import __version__
 from descant.core.algorithm import Message
 from descant.core.permit import Allowed, opened
+from descant.core.sample import SampleFormat
 from descant.core.splits import SPLITS
-from descant.core.task import ModuleTask, Task
-from descant.core.tree import Tree, leaves, map_tree, take
+from descant.core.task import Task
+from descant.core.threads import one_thread
+from descant.core.tree import Tree, leaves, map_tree
 from descant.core.vector import Model
 from descant.deploy.export.alone import learned_alone
 from descant.deploy.export.manifest import TENSORS, Manifest, save_model
-from descant.deploy.frame import Kind
 from descant.deploy.keep import Keep, States
 from descant.deploy.letters import Letter, Refused
 from descant.deploy.plan import PROTOCOL, Forms, Plan, read_experiment, tables_of
 from descant.deploy.site import Site, read_site
-from descant.engine.backends.base import one_thread
+from descant.engine.personal import job_for
 from descant.engine.store import ASKED
 from descant.engine.work import Job, LocalResult, Scored, Work
 from descant.errors import DescantError, UsageError
 from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
+from descant.models.module import ModuleTask
 
 JOINING = ("session", "experiment", "kind", "clients", "names", "client", "unseen")
 JOBS: tuple[Job, ...] = ("local", "opening", "score", "score_newcomer")
@@ -137,7 +137,7 @@ class Node:
         letter = Letter(facts)
         tables, client = letter.fact("experiment", dict), letter.fact("client", int)
         experiment = read_experiment(tables, self._permit, self._expected)
-        plan = Plan(experiment, Kind.parse(facts["kind"]), letter.fact("clients", int),
+        plan = Plan(experiment, SampleFormat.parse(facts["kind"]), letter.fact("clients", int),
                     letter.fact("names", str), letter.fact("unseen", int))
         if not 0 <= client < plan.clients:
             raise Refused(f"client {client} is not one of {plan.clients}")
@@ -179,16 +179,13 @@ class Node:
         return Letter.of(facts, value=value._replace(state=()))
 
     def _done(self, joined: Joined, job: Job, number: int, order: Letter, state: Tree) -> tuple[Any, int]:
-        form: Message = joined.forms.messages["score" if job == "personalize" else
-                                              "score_newcomer" if job == "adapt" else job]
+        makes_model = job in ("personalize", "adapt")  # from the message of a score job
+        form: Message = joined.forms.messages[job_for(job == "adapt", score=True) if makes_model else job]
         message = Message(order.tree("shared", form.shared), order.tree("each", form.each))
-        if job in ("personalize", "adapt"):
+        if makes_model:
             message = message._replace(shared=message.shared.message)
-        outcome = joined.work.execute(
-            job, np.array([joined.client]), number, Message(message.shared, _row(message.each)), _row(state))
-        if outcome.failed:
-            raise DescantError(outcome.failed[0])
-        return take(outcome.values, 0), outcome.grad_steps
+        return joined.work.execute_one(job, joined.client, number,
+                                       Message(message.shared, _row(message.each)), _row(state))
 
     # -- afterwards ------------------------------------------------------------------------------
 
@@ -199,11 +196,11 @@ class Node:
         number, counted = order.fact("number", int), order.fact("counted", int)
         self._watcher.working("finish", number)
         state = joined.states.read(counted, joined.forms.state)
-        has_part = counted > 0
-        personal, _ = self._done(joined, "personalize" if has_part else "adapt", number, order, state)
-        scored, _ = self._done(joined, "score" if has_part else "score_newcomer", number, order, state)
+        is_newcomer = counted <= 0
+        personal, _ = self._done(joined, job_for(is_newcomer), number, order, state)
+        scored, _ = self._done(joined, job_for(is_newcomer, score=True), number, order, state)
         figures = self._figures(joined, scored)
-        place = self._save(joined, personal, number, newcomer=not has_part)
+        place = self._save(joined, personal, number, newcomer=is_newcomer)
         if order.facts.get("alone"):
             figures["alone"] = learned_alone(joined.setup, joined.client, self.name, max(1, number))
         self._watcher.finished(figures, place)

@@ -17,11 +17,12 @@ from descant.core.federation import Federation
 from descant.core.import_object import require_permitted
 from descant.core.metrics import AUROC
 from descant.core.permit import Allowed, opened
+from descant.core.sample import SampleFormat
 from descant.core.task import Task
 from descant.core.tree import Tree
 from descant.data import DATASETS
 from descant.data.folder import OnNodes
-from descant.deploy.frame import Frame, Kind, Member
+from descant.deploy.frame import Frame, Member
 from descant.engine.backends.choose import templates
 from descant.engine.backends.processes import Templates
 from descant.engine.backends.shard import Shard
@@ -86,7 +87,7 @@ class Plan:
     """An experiment on a federation whose data are elsewhere."""
 
     experiment: Experiment
-    kind: Kind
+    kind: SampleFormat
     clients: int
     names: str  # a hash of them: clients are not told what the others are called
     unseen: int = 0  # the last of the clients never train: newcomers

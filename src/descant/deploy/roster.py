@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from descant import __version__
 from descant.core.files import write_atomic
+from descant.core.sample import SampleFormat
 from descant.deploy.exchange import Exchange, Lost, Seen
-from descant.deploy.frame import Kind, Member
+from descant.deploy.frame import Member
 from descant.deploy.letters import Letter, Refused
 from descant.deploy.plan import PROTOCOL, Plan
 from descant.errors import DescantError, UsageError
@@ -31,7 +32,7 @@ class Guest(NamedTuple):
     """A node that said hello."""
 
     name: str
-    kind: Kind
+    kind: SampleFormat
     since: str
 
 
@@ -92,7 +93,7 @@ class Roster:
             raise Refused(f"it joined with {sum(known[1:])} rows, and has {rows} now: give it the data that "
                           "it had")
         try:
-            kind = Kind.parse(answer.facts.get("kind"))
+            kind = SampleFormat.parse(answer.facts.get("kind"))
         except UsageError as error:
             raise Refused(str(error)) from None
         for guest in self._guests.values():
@@ -207,12 +208,12 @@ class Roster:
         }, indent=1).encode())
 
 
-def read_members(path: Path) -> tuple[str, Kind, list[Member]]:
+def read_members(path: Path) -> tuple[str, SampleFormat, list[Member]]:
     """What `Roster.write` wrote: the session, the kind of the data, the members."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         members = [Member(**member) for member in found["members"]]
-        return found["session"], Kind.parse(found["kind"]), members
+        return found["session"], SampleFormat.parse(found["kind"]), members
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DescantError(f"{path} is damaged ({error}): restore it from a copy, or begin the federation "
                            "anew in another place") from None

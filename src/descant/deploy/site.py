@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from descant.core.federation import Federation
+from descant.core.sample import SampleFormat
 from descant.core.splits import Table, split_rows
 from descant.data import DATASETS, tables
 from descant.data.folder import read_file
 from descant.data.preprocess import Treatment
 from descant.data.spec import DataSpec
-from descant.deploy.frame import Frame, Kind
+from descant.deploy.frame import Frame
 from descant.engine.backends.shard import Rows, Shard
 from descant.errors import UsageError, unknown
 
@@ -30,8 +31,8 @@ class Site(NamedTuple):
     treatment: Treatment | None = None  # what that dataset did to the rows
 
     @property
-    def kind(self) -> Kind:
-        return Kind.of(self.x, self.y, self.classes)
+    def kind(self) -> SampleFormat:
+        return SampleFormat.of(self.x, self.y, self.classes)
 
     def within(self, frame: Frame, client: int, spec: DataSpec, dtype: torch.dtype) -> Federation:
         """A federation in which client number `client` has these rows, and nobody else has any."""

@@ -25,11 +25,10 @@ from descant.core.federation import Federation
 from descant.core.fields import Checked, hyper
 from descant.core.kernels.lift import over_clients
 from descant.core.splits import SplitName, Table
-from descant.core.task import Batch, inputs
+from descant.core.task import BLOCK, Batch, inputs
 from descant.core.tree import Tree, map_tree
 from descant.errors import UsageError
 
-BLOCK = 512  # rows per pass where a whole split is read
 SCORED = 128  # rows per pass where a split is only predicted
 GATHERED = 2**20  # bytes of samples that are looked up at once, for some batches: they stay in the cache
 

@@ -35,7 +35,8 @@ import numpy as np
 import torch
 
 from descant.core.splits import SplitName
-from descant.core.task import Batch, ModuleTask, inputs
+from descant.core.task import Batch, inputs
+from descant.models.module import ModuleTask
 
 if TYPE_CHECKING:
     from descant.engine.work import Work

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +15,11 @@ from descant.core.random import stream
 from descant.core.tree import map_tree, nbytes
 from descant.core.vector import Model
 from descant.engine.backends.base import Backend
+from descant.engine.personal import STATES_AT_ONCE, personal_models
 from descant.engine.rounds import Training
 from descant.engine.settings import Eval
-from descant.engine.work import Scores, to_score
+from descant.engine.work import Scores
 from descant.theory.truth import identified, total_error, true_models
-
-STATES_AT_ONCE = 256 * 2**20  # bytes
 
 
 class Figures(NamedTuple):
@@ -63,23 +61,18 @@ def evaluated_clients(population: int, settings: Eval, seed: int) -> np.ndarray:
 
 def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evaluation:
     """Score the present state, with the message that the server would send now."""
-    work, store = training.work, training.store
+    work = training.work
     names = (*work.task.metric_names, *([AUROC] if work.ranks else []))
     model = work.algorithm.global_model(training.server)
     form = backend.work.templates["score"]
     found = map_tree(lambda t: torch.full((len(clients), *t.shape), torch.nan, dtype=t.dtype), form)
-    newcomer = ~store.took_part(clients)
     failed: dict[int, str] = {}
-    for is_new, at in _groups(newcomer, nbytes(store.template)):
-        group = clients[at]
-        facts = training.round_of(group)
-        message = (work.algorithm.newcomer if is_new else work.algorithm.broadcast)(training.server, facts)
-        outcome = backend.run("score_newcomer" if is_new else "score", group, training.number,
-                              to_score(message, model), store.read(group))
+    at_once = max(64, STATES_AT_ONCE // max(1, nbytes(training.store.template)))
+    for at, outcome in personal_models(backend, training.snapshot, clients, at_once, score=True):
         if len(outcome.done):
             rows = torch.from_numpy(at[outcome.done])
             map_tree(lambda whole, part, rows=rows: whole.index_copy_(0, rows, part), found, outcome.values)
-        failed |= {int(group[k]): why for k, why in outcome.failed.items()}
+        failed |= {int(clients[at[k]]): why for k, why in outcome.failed.items()}
 
     def figures(scores: Scores) -> Figures:
         of_each = vmap(work.task.figures)
@@ -98,28 +91,26 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
     scored = ~np.isin(clients, list(failed))
     diverged = Diverged(*(scored & training.levels.diverged(getattr(personal, split), split, clients)
                           for split in ("validation", "test")))
-    return Evaluation(training.number, clients, newcomer, names, work.task.lower_is_better,
-                      personal, shared, pooled, failed, diverged)
-
-
-def _groups(newcomer: np.ndarray, state_bytes: int) -> Iterator[tuple[bool, np.ndarray]]:
-    """Positions of clients of one kind, so many at a time that their states take little memory."""
-    size = max(64, STATES_AT_ONCE // max(1, state_bytes))
-    for is_new in (False, True):
-        at = np.flatnonzero(newcomer == is_new)
-        for start in range(0, len(at), size):
-            yield is_new, at[start : start + size]
+    return Evaluation(training.number, clients, ~training.store.took_part(clients), names,
+                      work.task.lower_is_better, personal, shared, pooled, failed, diverged)
 
 
 def _global_error(training: Training, model: Model) -> Tensor:
-    """||w_g - sum_i p_i w*_i||^2, with the weights p_i of the method over all clients; NaN if unknown."""
+    """||w_g - sum_i p_i w*_i||^2 with the method's weights p_i; NaN if the truth is unknown.
+
+    They are over all clients; weights that depend on the uploads (FedMAP's omega) are the last round's.
+    """
     work = training.work
     truth = true_models(work.task, work.federation)
     if truth is None:
         return torch.full((), torch.nan, dtype=work.task.dtype)
-    weights = training.round_of(np.arange(work.federation.population)).weights(
-        getattr(work.algorithm, "weights", "uniform"))
-    return total_error(identified(work.task, model.theta), weights @ truth[: len(weights)])
+    clients = np.arange(work.federation.population)
+    weights = work.algorithm.client_weights(training.round_of(clients))
+    if weights is None:
+        if training.averaged is None:
+            return torch.full((), torch.nan, dtype=work.task.dtype)
+        clients, weights = training.averaged
+    return total_error(identified(work.task, model.theta), weights.to(truth.dtype) @ truth[clients])
 
 
 def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:

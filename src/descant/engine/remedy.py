@@ -11,6 +11,7 @@ import torch
 from descant.core.task import Batch, inputs
 from descant.data.notes import about_scale, unscaled
 from descant.priors.solve import Adam
+from descant.theory.estimate import smoothness
 
 if TYPE_CHECKING:
     from descant.engine.work import Work
@@ -39,8 +40,6 @@ def remedy(work: Work) -> str:
 
 def curvature(work: Work) -> float | None:
     """The largest curvature of some clients' losses at the initial model; None where it cannot be told."""
-    from descant.theory.estimate import smoothness  # which needs the engine
-
     task, federation = work.task, work.federation
     if federation.elsewhere or work.device.type != "cpu":
         return None

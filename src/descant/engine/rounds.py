@@ -18,6 +18,7 @@ from descant.core.stopwatch import Stopwatch
 from descant.core.tree import Tree, leaves, nbytes, take
 from descant.engine.backends.base import Backend
 from descant.engine.divergence import Levels
+from descant.engine.personal import Snapshot
 from descant.engine.remedy import remedy
 from descant.engine.settings import Train
 from descant.engine.store import ASKED, ClientStore
@@ -40,22 +41,24 @@ class RoundReport(NamedTuple):
 
 
 class NobodyLeft(DescantError):
-    """No upload of a round could be taken."""
+    """Every upload of a round was rejected."""
 
 
-def state_template(work: Work) -> Tree:
-    """The state that clients begin with; nothing where their states are on machines of their own."""
-    return () if work.federation.elsewhere else work.algorithm.init_client(work.task, work.task.init())
+class Averaged(NamedTuple):
+    """Whose uploads the server averaged, with which weights."""
+
+    clients: np.ndarray
+    weights: Tensor
 
 
 class Training:
-    """The state of a run, and how a round changes it. No files are touched here but the store's."""
+    """The state of a run, and how a round changes it."""
 
-    def __init__(self, work: Work, train: Train, directory: Path | None = None, *, read_only: bool = False
-                 ) -> None:
+    def __init__(self, work: Work, train: Train) -> None:
         self.work = work
         self.train = train
         self.number = 0
+        self.averaged: Averaged | None = None  # in the last round, where weights depend on the uploads
         self.watch = Stopwatch()
         federation = work.federation
         self._cohort_size = train.cohort_size(federation.population)
@@ -68,13 +71,21 @@ class Training:
         everyone = np.arange(federation.population)
         self.server: Tree = work.algorithm.init_server(work.task, self.initial, self.round_of(everyone))
         self.levels = Levels(work)
-        self.store = ClientStore(state_template(work), federation.population, directory, read_only=read_only)
+        # on remote machines clients keep their states themselves
+        template = () if federation.elsewhere else work.algorithm.init_client(work.task, self.initial)
+        self.store = ClientStore(template, federation.population)
+
+    def keep_in(self, directory: Path, *, read_only: bool = False) -> None:
+        """Keep the clients' states in files, before the first of them changes."""
+        self.store = ClientStore(self.store.template, self.store.population, directory, read_only=read_only)
 
     def round_of(self, clients: np.ndarray) -> Round:
         """The facts of the present round for a group of clients."""
-        sizes = torch.from_numpy(self.work.federation.train.sizes[clients]).to(self.work.task.dtype)
-        return Round(self.train.seed, self.number, torch.from_numpy(clients), sizes,
-                     self.work.federation.population)
+        return self.work.round_of(clients, self.number)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.number, self.server, self.store)
 
     def sample(self) -> tuple[np.ndarray, np.ndarray]:
         """This round's cohort, and who trains; both ascending, without those who dropped out."""
@@ -126,13 +137,16 @@ class Training:
         counted = np.isin(accepted, cohort)
         if not counted.any():
             client, why = next(iter(rejected.items()))
-            raise NobodyLeft(f"no upload of round {self.number} could be taken; client "
+            raise NobodyLeft(f"every upload in round {self.number} was rejected; client "
                              f"{self.work.federation.names[client]!r}: {why}; if the training diverges, "
                              f"{remedy(self.work)}")
 
         taken: LocalResult = _chosen(result, kept, len(done))
         uploads = _chosen(taken.upload, np.flatnonzero(counted), len(counted))
         server, info = self.work.algorithm.aggregate(self.server, uploads, self.round_of(accepted[counted]))
+        weights = info.get("client_weights")
+        self.averaged = None if weights is None else Averaged(accepted[counted], weights)
+        info = {key: value for key, value in info.items() if key != "client_weights"}
         if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
             raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
                                f"all uploads were: the training diverges; {remedy(self.work)}")

@@ -9,8 +9,9 @@ import numpy as np
 
 from descant.core.federation import Federation
 from descant.core.metrics import AUROC
-from descant.core.task import ModuleTask, Task
+from descant.core.task import Task
 from descant.errors import UsageError
+from descant.models.module import ModuleTask
 
 MOSTLY_ONE = 2 / 3  # of all training rows: more than that in one class is unbalanced
 ONE_SIDED = 0.8  # of a client's training rows, where there are two classes ...

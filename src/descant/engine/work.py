@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from descant.core.algorithm import Algorithm, Message
+from descant.core.algorithm import Algorithm, Message, Round
 from descant.core.federation import Federation
 from descant.core.kernels.lift import is_transformed
 from descant.core.meter import Meter, metered
@@ -96,6 +96,20 @@ class Work:
     device: torch.device = CPU
     ranks: bool = False  # whether scores have an AUROC, which no tally gives
     templates: dict[Job, Tree] = field(default_factory=dict)  # filled by `rehearse`
+
+    def round_of(self, clients: np.ndarray, number: int) -> Round:
+        """The facts of a round for a group of clients."""
+        sizes = torch.from_numpy(self.federation.train.sizes[clients]).to(self.task.dtype)
+        return Round(self.seed, number, torch.from_numpy(clients), sizes, self.federation.population)
+
+    def execute_one(self, job: Job, client: int, number: int, message: Message, state: Tree
+                    ) -> tuple[Tree, int]:
+        """The result of ONE client's job, and its gradient steps; a DescantError if it fails.
+        `message.each` and `state` have one row."""
+        outcome = self.execute(job, np.array([client]), number, message, state)
+        if outcome.failed:
+            raise DescantError(outcome.failed[0])
+        return take(outcome.values, 0), outcome.grad_steps
 
     def execute(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         """Run one chunk. `message.each` and `states` have a row per client."""

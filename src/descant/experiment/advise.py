@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from descant.engine.backends.base import InProcess, one_thread
+from descant.core.threads import one_thread
+from descant.engine.backends.base import InProcess
 from descant.engine.rounds import NobodyLeft, Training
 from descant.errors import UsageError
 from descant.priors.adaptive import Choice, practical_lambda, theorem_lambda

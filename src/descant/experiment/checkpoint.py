@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from descant.core.files import sync_directory, write_atomic
 from descant.core.tree import Tree, leaves, rebuild
+from descant.engine.personal import Snapshot
 from descant.engine.rounds import Training
 from descant.engine.store import ClientStore
 from descant.errors import DescantError
@@ -30,15 +31,7 @@ from descant.errors import DescantError
 FORMAT = 1
 
 
-class Snapshot(NamedTuple):
-    """The state of a run after one round: what its models are made of."""
-
-    number: int
-    server: Tree
-    store: ClientStore
-
-
-class Keeper:
+class Checkpointer:
     """Keeps the present state and the best one, in memory or, with a directory, on disk."""
 
     def __init__(self, training: Training, directory: Path | None, identity: dict[str, Any], *,
@@ -88,7 +81,7 @@ class Keeper:
             if not self._read_only:
                 self._apply(facts["promote"])
             elif facts["promote"]:
-                self.best = Snapshot(training.number, training.server, training.store)
+                self.best = training.snapshot
 
     def _apply(self, promote: bool) -> None:
         training = self._training

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from descant.algorithms.pfedbred import pFedBreD
 from descant.core.algorithm import Message, Round
-from descant.core.task import Batch, inputs
+from descant.core.task import BLOCK, Batch, inputs
 from descant.core.tree import take
 from descant.core.vector import Model
-from descant.engine.batches import BLOCK
 from descant.errors import UsageError
 from descant.priors.belief import PriorMethod
 from descant.priors.quadratic import Gaussian

@@ -1,12 +1,9 @@
-"""A run: rounds, evaluation, files; from the start, or from where it was left."""
+"""A run: rounds, evaluation, files; new, or resumed."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,23 +16,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from descant.core.algorithm import Algorithm, Round
+from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
-from descant.core.files import locked
+from descant.core.files import locked, uninterrupted
 from descant.core.metrics import AUROC
 from descant.core.permit import Allowed
-from descant.core.plain import plain
 from descant.core.stopwatch import Stopwatch
-from descant.core.task import ModuleTask, Task
-from descant.core.tree import Tree, take
+from descant.core.task import Task
+from descant.core.threads import one_thread
+from descant.core.tree import Tree
 from descant.core.vector import Model
-from descant.data.heterogeneity import heading
-from descant.engine.backends.base import Backend, one_thread
+from descant.engine.backends.base import Backend
 from descant.engine.backends.choose import Measured, make_backend
-from descant.engine.divergence import symptom
-from descant.engine.evaluation import Evaluation, evaluate, evaluated_clients, selection_key, summarise
-from descant.engine.remedy import remedy
-from descant.engine.rounds import RoundReport, Training, state_template
+from descant.engine.evaluation import Evaluation, evaluate, evaluated_clients, selection_key
+from descant.engine.personal import Snapshot, personal_model
+from descant.engine.rounds import Training
 from descant.engine.selection import Deciding, deciding, idle, usual
 from descant.engine.settings import Eval, Train
 from descant.engine.store import require_files
@@ -43,15 +38,17 @@ from descant.engine.work import Work
 from descant.errors import DescantError, UsageError
 from descant.experiment import checkpoint
 from descant.experiment import directory as layout
-from descant.experiment.checkpoint import Keeper, Snapshot
+from descant.experiment.checkpoint import Checkpointer
 from descant.experiment.config import Experiment, completed, differences
+from descant.experiment.rows import row_of
+from descant.models.module import ModuleTask
 from descant.view.plots import draw_clusters, draw_curve
 
 Which = Literal["best", "last"]
 
 
 class Observer(Protocol):
-    """Whoever watches a run: a progress display, a log."""
+    """Watches a run: a progress display, a log."""
 
     def started(self, run: Run, measured: list[Measured]) -> None:
         """The first round is about to begin."""
@@ -71,7 +68,7 @@ class Silent:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C: the run stands at its last committed round, and what it has so far is `run`."""
+    """Ctrl-C: `run` stands at its last committed round."""
 
     def __init__(self, message: str, run: Run) -> None:
         super().__init__(message)
@@ -80,9 +77,8 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a run is made of. `origin` are the [data] and [model] sections where they are known; a run
-    on a user's own objects has none and can be resumed only from Python. `model` is the [model] section
-    where the data alone are the user's own."""
+    """What a run is made of. `origin` are the [data] and [model] sections; a run on Python objects has none
+    and can be resumed only from Python. `model` is the [model] section where only the data are objects."""
 
     algorithm: Algorithm
     task: Task
@@ -110,7 +106,7 @@ class Setup:
         return deciding(self.eval.metric, self.task, self.federation)
 
     def decided(self) -> Setup:
-        """With the metric that decides written down; what a run asks of its data is checked."""
+        """With the deciding metric filled in. An error if the data cannot serve `patience`."""
         if self.train.patience is not None and not self.federation.validation.sizes[evaluated_clients(
                 self.federation.population, self.eval, self.train.seed)].any():
             raise UsageError("train.patience stops by validation figures, and the clients have no validation "
@@ -122,10 +118,9 @@ class Setup:
         return layout.tables(self.origin, self.algorithm, self.train, self.eval)
 
     def identity(self) -> dict[str, Any]:
-        """What two parts of one run must share. The number of rounds may grow, the cluster may move, and how
-        clients are run may change where there is less of everything: results agree to rounding. What is
-        measured when all is done changes nothing, nor does when to stop. The usual metric is left out: runs
-        that were made before there was a choice have it."""
+        """What must not change between the parts of a run. Rounds, patience, backend, chunk, workers, the
+        cluster and the metrics of finished runs may: results agree to rounding. The usual metric is left out,
+        since older runs do not name it."""
         tables = self.tables()
         tables["eval"].pop("metrics", None)
         if self.deciding.name == usual(self.task):
@@ -141,22 +136,22 @@ class Setup:
 class Run:
     """The result of a run (also while it goes on)."""
 
-    def __init__(self, setup: Setup, directory: Path | None, *, read_only: bool = False) -> None:
+    def __init__(self, setup: Setup, training: Training, directory: Path | None, *, read_only: bool = False
+                 ) -> None:
         self.setup = setup
         self.directory = directory
         self.history: list[dict[str, Any]] = []  # one row a round, as in metrics.jsonl
-        self.notes: list[str] = []  # what is not as it was asked for in how clients are run
+        self.notes: list[str] = []  # where clients are not run as the settings ask
         self.why_metric: str | None = None  # why a new run does not select its rounds by the usual metric
-        self._work = setup.work()
+        self._training = training
         kept = None if directory is None else directory / "checkpoint"
-        self._training = Training(self._work, setup.train, None if kept is None else kept / "clients",
-                                  read_only=read_only)
-        self._keeper = Keeper(self._training, kept, setup.identity(), read_only=read_only)
+        if kept is not None:
+            training.keep_in(kept / "clients", read_only=read_only)
+        self._checkpoints = Checkpointer(training, kept, setup.identity(), read_only=read_only)
 
     @property
     def work(self) -> Work:
-        """What there is to do, for whoever does it."""
-        return self._work
+        return self._training.work
 
     @property
     def stopwatch(self) -> Stopwatch:
@@ -171,12 +166,12 @@ class Run:
     @property
     def best_round(self) -> int | None:
         """The round with the best validation figures; None without validation data."""
-        return None if self._keeper.best is None else self._keeper.best.number
+        return None if self._checkpoints.best is None else self._checkpoints.best.number
 
     @property
     def best_key(self) -> tuple[float, ...] | None:
         """The validation figures of the best round: greater is better, in this order."""
-        return self._keeper.best_key
+        return self._checkpoints.best_key
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -193,13 +188,9 @@ class Run:
         """The state after the last round, or after the validation-best one (the last without any)."""
         if which not in ("best", "last"):
             raise UsageError(f'which must be "best" or "last", not {which!r}')
-        if which == "best" and self._keeper.best is not None:
-            return self._keeper.best
-        return Snapshot(self._training.number, self._training.server, self._training.store)
-
-    def round_of(self, clients: np.ndarray, number: int) -> Round:
-        """The facts of a round that was."""
-        return self._training.round_of(clients)._replace(number=number)
+        if which == "best" and self._checkpoints.best is not None:
+            return self._checkpoints.best
+        return self._training.snapshot
 
     def personal(self, client: int, which: Which = "best") -> Tree:
         """What a client predicts with: the method's own object, usually a Model."""
@@ -208,20 +199,11 @@ class Run:
             raise UsageError(f"client {client} does not exist: there are clients 0 to {everyone - 1}")
         if self.setup.federation.elsewhere:
             raise UsageError("the personal models of this run are with its clients, on their own machines")
-        number, server, store = self.snapshot(which)
-        clients = np.array([client])
-        facts = self.round_of(clients, number)
-        algorithm = self.setup.algorithm
-        if store.took_part(clients)[0]:
-            message, job = algorithm.broadcast(server, facts), "personalize"
-        else:
-            message, job = algorithm.newcomer(server, facts), "adapt"
-        with one_thread():
-            done, values, failed, *_ = self._work.execute(
-                job, clients, number, message, store.read(clients))  # type: ignore[arg-type]
-        if not len(done):
-            raise DescantError(f"client {client} cannot be personalized: {failed[0]}")
-        return take(values, 0)
+        try:
+            with one_thread():
+                return personal_model(self.work, self.snapshot(which), client)
+        except DescantError as error:
+            raise DescantError(f"client {client} cannot be personalized: {error}") from None
 
     def personal_model(self, client: int, which: Which = "best") -> nn.Module:
         """A client's own model as an ordinary module, ready to predict."""
@@ -240,16 +222,14 @@ class Run:
                              "use run.personal")
         return self.setup.task.module(model)
 
-    # -- how it is made --------------------------------------------------------------------------
-
     def drive(self, backend: Backend, observer: Observer) -> None:
-        """Play the rounds that are left."""
+        """Run the rounds that are left."""
         settings, train, federation = self.setup.eval, self.setup.train, self.setup.federation
         clients = evaluated_clients(federation.population, settings, train.seed)
         metric = self.setup.deciding.name
         if self.rounds == 0:
-            with _shielded(), self._writing():
-                self._keeper.commit(None)
+            with uninterrupted(), self._writing():
+                self._checkpoints.commit(None)
         while self.rounds < train.rounds and not self.is_converged:
             start = time.perf_counter()
             report = self._training.play(backend)
@@ -260,66 +240,38 @@ class Run:
                 with self.stopwatch("evaluate"):
                     evaluations = [evaluate(self._training, backend, group)
                                    for group in groups if len(group)]
-            row = self._row(report, played - start, evaluations, time.perf_counter() - played)
-            with _shielded(), self._writing(), self.stopwatch("checkpoint"):
+            row = row_of(self._training, report, played - start, evaluations,
+                         time.perf_counter() - played, self.history)
+            with uninterrupted(), self._writing(), self.stopwatch("checkpoint"):
                 if self.directory is not None:
                     layout.append_row(self.directory, row, evaluations, federation)
-                self._keeper.commit(
+                self._checkpoints.commit(
                     selection_key(evaluations[0], federation, metric) if evaluations else None)
                 self.history.append(row)
             self.stopwatch.rounds += 1
             observer.played(row)
         if self.directory is not None:
-            with _shielded(), self._writing():
+            with uninterrupted(), self._writing():
                 layout.write_summary(self.directory, self.summary)
                 draw_curve(self.history, self.best_round, self.directory / "curve.png", metric,
-                           f"{self.setup.algorithm.name} on {heading(federation)}")
+                           f"{self.setup.algorithm.name} on {federation.heading}")
                 draw_clusters(self.history, self.directory / "clusters.png")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A full disk is told with what is safe and how to go on."""
+        """A full disk: say what is saved and how to resume."""
         try:
             yield
         except OSError as error:
-            where = "" if self.directory is None else f": {layout.resume_command(self.directory)}"
-            raise DescantError(f"cannot write the run: {error.strerror or error}; {self.rounds} whole "
-                               f"rounds are safe: mend that, then continue with{where}") from None
+            where = "" if self.directory is None else f" {layout.resume_command(self.directory)}"
+            raise DescantError(f"cannot write the run: {error.strerror or error}; {self.rounds} rounds are "
+                               f"saved. Fix this, then run{where}") from None
 
     def restore(self) -> None:
         """Read the last committed round from the run's directory."""
         assert self.directory is not None
-        self._keeper.resume()
+        self._checkpoints.resume()
         self.history = layout.rows_until(self.directory, self._training.number)
-
-    def _row(self, report: RoundReport, seconds: float, evaluations: list[Evaluation], eval_seconds: float
-             ) -> dict[str, Any]:
-        names = self.setup.federation.names
-        row: dict[str, Any] = {
-            "round": report.number, "seconds": round(seconds, 6), "grad_steps": report.grad_steps,
-            "bytes_down": report.bytes_down, "bytes_up": report.bytes_up,
-            "participants": report.participants, "rejected": len(report.rejected), "loss": report.loss,
-        }
-        if report.rejected:
-            row["rejections"] = {names[client]: why for client, why in report.rejected.items()}
-        if report.info:
-            row["info"] = {key: value for key, value in report.info.items() if key != "note"}
-        if "note" in report.info:
-            row["note"] = report.info["note"]
-        if report.note is not None:
-            row["note"] = report.note
-        if evaluations:
-            figures = [summarise(evaluation, self.setup.federation) for evaluation in evaluations]
-            row |= {"eval_seconds": round(eval_seconds, 6)} | figures[0]
-            if len(figures) > 1:
-                row["unseen"] = figures[1]
-        if not any("divergence" in earlier for earlier in self.history):  # told once, with what to do
-            first = self.history[0]["loss"] if self.history else report.loss
-            found = symptom(report.loss, row.get("personal"), self._training.levels,
-                            math.nan if first is None else first)
-            if found is not None:
-                row["divergence"] = f"{found}; {remedy(self._work)}"
-        return plain(row)  # type: ignore[no-any-return]
 
 
 def start(setup: Setup, out: Path | None = None, observer: Observer | None = None) -> Run:
@@ -328,17 +280,18 @@ def start(setup: Setup, out: Path | None = None, observer: Observer | None = Non
         layout.require_free(out)
     why, setup = setup.deciding.why, setup.decided()
     with one_thread():
-        backend, settled, measured = _settle(setup)
-        with closing(backend), nullcontext() if out is None else layout.created(out, settled.tables()):
-            run = Run(settled, out)
+        training = Training(setup.work(), setup.train)
+        backend, setup, measured = _with_backend(setup, training)
+        with closing(backend), nullcontext() if out is None else layout.created(out, setup.tables()):
+            run = Run(setup, training, out)
             run.why_metric = why
             return _finish(run, backend, observer, measured)
 
 
 def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, observer: Observer | None = None,
            allow: Allowed = ()) -> Run:
-    """Continue the run in a directory, bit for bit. A run on a user's own objects needs them again as
-    `setup`; `rounds` extends the run. Code that the directory names must be in `allow`."""
+    """Continue the run in a directory, bit for bit; `rounds` extends it. A run on Python objects needs them
+    again as `setup`; code that the directory names must be in `allow`."""
     if setup is None:
         setup = Setup.of(layout.experiment(out, allow))
     else:
@@ -350,38 +303,39 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
     if setup.train.rounds < planned:
         raise UsageError(f"rounds = {setup.train.rounds} is less than the {planned} rounds of the run: "
                          "a run can only be extended")
-    _begun(out, setup)  # what is wrong is told before anything is measured
     if rounds is not None and setup.train.patience is not None and idle(
             layout.read_metrics(out), setup.deciding.name) >= setup.train.patience:
         raise UsageError(f"{out} has stopped, since its validation figures had not improved for "
                          f"{setup.train.patience} evaluations: to go on, take patience out of its "
                          "config.toml")
     with one_thread():
+        training = Training(setup.work(), setup.train)
+        _begun(out, setup, training)  # errors come before anything is measured
         # workers are made before the lock is taken, lest they inherit it and outlive us
-        backend, settled, measured = _settle(setup)
+        backend, settled, measured = _with_backend(setup, training)
         with closing(backend), locked(out):
             changed = settled.train.rounds > planned or settled.train != setup.train
-            return _finish(_continued(settled, out, changed), backend, observer, measured)
+            return _finish(_continued(settled, training, out, changed), backend, observer, measured)
 
 
 def lead(setup: Setup, out: Path, backend: Callable[[Run], Backend], observer: Observer) -> Run:
-    """A run whose clients are elsewhere, where `backend` reaches them: begun, or continued from its last
-    committed round."""
+    """A run whose clients are on remote machines, which `backend` reaches: new, or resumed."""
     setup = setup.decided()
     with one_thread():
+        training = Training(setup.work(), setup.train)
         if not (out / "config.toml").exists():
             with layout.created(out, setup.tables()):
-                run = Run(setup, out)
+                run = Run(setup, training, out)
                 return _finish(run, backend(run), observer, [])
         with locked(out):
-            run = _continued(setup, out, setup.train.rounds != layout.rounds(out))
+            run = _continued(setup, training, out, setup.train.rounds != layout.rounds(out))
             return _finish(run, backend(run), observer, [])
 
 
-def _continued(setup: Setup, out: Path, changed: bool) -> Run:
+def _continued(setup: Setup, training: Training, out: Path, changed: bool) -> Run:
     """The run in a directory, at its last committed round; a changed setup is written down."""
-    begun = _begun(out, setup)
-    run = Run(setup, out)
+    begun = _begun(out, setup, training)
+    run = Run(setup, training, out)
     if begun:
         run.restore()
         layout.truncate(out, run.rounds)
@@ -391,30 +345,30 @@ def _continued(setup: Setup, out: Path, changed: bool) -> Run:
 
 
 def load(out: Path, setup: Setup | None = None, allow: Allowed = ()) -> Run:
-    """A run's models and figures as they are on disk; nothing is written. `setup` is needed where the
-    directory alone does not tell what the run is made of; code that it names must be in `allow`."""
+    """A run's models and figures as they are on disk; nothing is written. A run on Python objects needs them
+    again as `setup`; code that the directory names must be in `allow`."""
     setup = _as_decided(out, setup or Setup.of(layout.experiment(out, allow)))
     with locked(out, shared=True):
-        if not _begun(out, setup):
+        training = Training(setup.work(), setup.train)
+        if not _begun(out, setup, training):
             raise DescantError(f"{out} has no checkpoint yet: run `{layout.resume_command(out)}` first")
-        run = Run(setup, out, read_only=True)
+        run = Run(setup, training, out, read_only=True)
         run.restore()
     return run
 
 
 def _as_decided(out: Path, setup: Setup) -> Setup:
-    """With the metric that the run's rounds are selected by, unless another is asked for (and then refused):
-    what its config says, and in one from before there was a choice, the usual one."""
+    """With the metric that selects the run's rounds: that of its config, or in an old one, the usual."""
     if setup.eval.metric is None:
         metric = layout.config(out).get("eval", {}).get("metric", usual(setup.task))
         setup = dataclasses.replace(setup, eval=dataclasses.replace(setup.eval, metric=metric))
     return setup.decided()
 
 
-def _settle(setup: Setup) -> tuple[Backend, Setup, list[Measured]]:
-    """The backend, and the setup with its choice written down."""
-    backend, train, measured = make_backend(Training(setup.work(), setup.train))
-    return backend, dataclasses.replace(setup, train=train), measured
+def _with_backend(setup: Setup, training: Training) -> tuple[Backend, Setup, list[Measured]]:
+    """The backend, and the setup with its choice filled in."""
+    backend, training.train, measured = make_backend(training)
+    return backend, dataclasses.replace(setup, train=training.train), measured
 
 
 def _finish(run: Run, backend: Backend, observer: Observer | None, measured: list[Measured]) -> Run:
@@ -430,7 +384,7 @@ def _finish(run: Run, backend: Backend, observer: Observer | None, measured: lis
     return run
 
 
-def _begun(out: Path, setup: Setup) -> bool:
+def _begun(out: Path, setup: Setup, training: Training) -> bool:
     """Whether the directory has a checkpoint; an error if it is damaged or not of this setup."""
     kept = out / "checkpoint"
     if not (kept / "state.safetensors").exists() and not (kept / "journal.safetensors").exists():
@@ -443,21 +397,5 @@ def _begun(out: Path, setup: Setup) -> bool:
         raise UsageError(f"{out} cannot be resumed with a changed setup ({first}): put it back, "
                          "or start a new run")
     for part in (kept / "clients", kept / "best" / "clients"):
-        require_files(part, state_template(setup.work()), setup.federation.population)
+        require_files(part, training.store.template, training.store.population)
     return True
-
-
-@contextmanager
-def _shielded() -> Iterator[None]:
-    """Let Ctrl-C wait until what is being written is whole."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[int] = []
-    previous = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if caught:
-        raise KeyboardInterrupt

@@ -18,13 +18,15 @@ from descant.core.fields import hyper
 from descant.core.import_object import marked
 from descant.core.losses import LOSSES, Loss, LossName, default_loss
 from descant.core.permit import Allowed, opened
-from descant.core.task import ModuleTask, Task
+from descant.core.sample import SampleFormat
+from descant.core.task import Task
 from descant.errors import DescantError, UsageError, unknown
 from descant.models.alexnet import FedBNAlexNet
-from descant.models.base import Facts, NetworkSpec, TaskSpec
+from descant.models.base import NetworkSpec, TaskSpec
 from descant.models.cnn import CGPFLCNN, CNN2, CNN3, CNN5, FEMNISTCNN, HARCNN, CifarNet, FedMAPCNN
 from descant.models.linear import DNN, MCLR, MLP128, FedMAPMLP
 from descant.models.lstm import LSTM
+from descant.models.module import ModuleTask
 from descant.models.own import OwnModel
 from descant.models.quadratic import Quadratic
 from descant.models.resnet import ResNet18
@@ -53,7 +55,7 @@ MODELS: dict[str, type[NetworkSpec] | type[TaskSpec]] = {
 
 __all__ = [
     "CGPFLCNN", "CNN2", "CNN3", "CNN5", "DNN", "FEMNISTCNN", "HARCNN", "LSTM", "MCLR", "MLP128", "MODELS",
-    "CifarNet", "Facts", "FedBNAlexNet", "FedMAPCNN", "FedMAPMLP", "ModelSpec", "NetworkSpec", "OwnModel",
+    "CifarNet", "FedBNAlexNet", "FedMAPCNN", "FedMAPMLP", "ModelSpec", "NetworkSpec", "OwnModel",
     "Quadratic", "ResNet18", "TaskSpec", "make_task", "named",
 ]
 
@@ -115,23 +117,21 @@ def make_task(
         if loss is not None:
             raise UsageError("this model has a loss of its own: leave `loss` out")
         if isinstance(model, ModuleTask):
-            model.check(federation)
+            return model.fitted(federation)
         return model if isinstance(model, Task) else model.task(federation, dtype)
     if isinstance(loss, str) and loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
     ours = isinstance(model, NetworkSpec) and not isinstance(model, OwnModel)
     if isinstance(model, NetworkSpec):
-        facts = Facts.of(federation, loss)
+        sample = SampleFormat.of_federation(federation).for_loss(loss)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random.key(seed, "init"))
             try:
-                model = model.network(facts)
+                model = model.network(sample)
             except (MemoryError, RuntimeError) as error:
                 raise DescantError(f"the model {model.name} cannot be made for samples of shape "
-                                   f"{facts.shape}: {str(error).splitlines()[0]}") from None
+                                   f"{sample.shape}: {str(error).splitlines()[0]}") from None
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a name, an nn.Module or a Task, not {type(model).__name__}")
     loss = loss or default_loss(federation.classes)
-    task = ModuleTask(model, loss, classes=federation.classes, dtype=dtype)
-    task.check(federation, ours=ours)
-    return task
+    return ModuleTask(model, loss, classes=federation.classes, dtype=dtype).fitted(federation, ours=ours)

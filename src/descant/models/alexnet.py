@@ -8,21 +8,23 @@ from typing import ClassVar
 from torch import nn
 
 from descant.core.kernels.network import Network, dense
-from descant.models.base import Facts, NetworkSpec
+from descant.core.sample import SampleFormat
+from descant.models.base import NetworkSpec
 from descant.models.convolution import Conv, Plan, Pool, convolutions
 
 
-def alexnet(facts: Facts, model: str, channels: tuple[int, int, int, int, int], hidden: int) -> Network:
+def alexnet(sample: SampleFormat, model: str, channels: tuple[int, int, int, int, int], hidden: int
+            ) -> Network:
     """The network at any width."""
     one, two, three, four, five = channels
     plan: Plan = [
         Conv(one, 11, 2, stride=4, norm=True), Pool(3), Conv(two, 5, 2, norm=True), Pool(3),
         Conv(three, 3, 1, norm=True), Conv(four, 3, 1, norm=True), Conv(five, 3, 1, norm=True), Pool(3),
     ]
-    layers, _ = convolutions(facts, model, plan)
+    layers, _ = convolutions(sample, model, plan)
     top = dense((five * 6 * 6, hidden, hidden), norm=True)
     body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d((6, 6)), nn.Flatten(), *top)
-    return Network(body, nn.Linear(hidden, facts.outputs))
+    return Network(body, nn.Linear(hidden, sample.outputs))
 
 
 @dataclass(frozen=True)
@@ -35,5 +37,5 @@ class FedBNAlexNet(NetworkSpec):
 
     name: ClassVar[str] = "fedbn_alexnet"
 
-    def network(self, facts: Facts) -> nn.Module:
-        return alexnet(facts, self.name, (64, 192, 384, 256, 256), 4096)
+    def network(self, sample: SampleFormat) -> nn.Module:
+        return alexnet(sample, self.name, (64, 192, 384, 256, 256), 4096)

@@ -10,16 +10,17 @@ from torch import nn
 
 from descant.core.fields import hyper
 from descant.core.kernels.network import Network, dense
-from descant.models.base import Facts, NetworkSpec
+from descant.core.sample import SampleFormat
+from descant.models.base import NetworkSpec
 from descant.models.convolution import Conv, Plan, Pool, convolutions
 
 
-def _cnn(facts: Facts, model: str, plan: Plan, *hidden: int, rank: int = 2,
+def _cnn(sample: SampleFormat, model: str, plan: Plan, *hidden: int, rank: int = 2,
          norm: bool = False, dropout: float = 0.0) -> Network:
-    layers, shape = convolutions(facts, model, plan, rank)
+    layers, shape = convolutions(sample, model, plan, rank)
     widths = (math.prod(shape), *hidden)
     body = nn.Sequential(*layers, nn.Flatten(), *dense(widths, norm=norm, dropout=dropout))
-    return Network(body, nn.Linear(widths[-1], facts.outputs))
+    return Network(body, nn.Linear(widths[-1], sample.outputs))
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class CNN2(NetworkSpec):
     padding: int = hyper(0, "rows and columns of zeros on each side", ge=0)
     hidden: int = hyper(512, "width of the hidden layer", ge=1)
 
-    def network(self, facts: Facts) -> nn.Module:
+    def network(self, sample: SampleFormat) -> nn.Module:
         plan = [part for channels in (32, 64)
                 for part in (Conv(channels, self.kernel, self.padding), Pool())]
-        return _cnn(facts, self.name, plan, self.hidden)
+        return _cnn(sample, self.name, plan, self.hidden)
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class CNN3(NetworkSpec):
 
     name: ClassVar[str] = "cnn3"
 
-    def network(self, facts: Facts) -> nn.Module:
+    def network(self, sample: SampleFormat) -> nn.Module:
         plan = [part for channels in (32, 64, 128) for part in (Conv(channels, 3, 1), Pool())]
-        return _cnn(facts, self.name, plan, 128)
+        return _cnn(sample, self.name, plan, 128)
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ class CNN5(NetworkSpec):
 
     name: ClassVar[str] = "cnn5"
 
-    def network(self, facts: Facts) -> nn.Module:
+    def network(self, sample: SampleFormat) -> nn.Module:
         plan: Plan = [Conv(32, 3, 1), Conv(32, 3, 1), Pool(), Conv(64, 3, 1), Conv(64, 3, 1), Pool(),
                       Conv(128, 3, 1), Pool()]
-        return _cnn(facts, self.name, plan, 128)
+        return _cnn(sample, self.name, plan, 128)
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ class CifarNet(NetworkSpec):
 
     name: ClassVar[str] = "cifarnet"
 
-    def network(self, facts: Facts) -> nn.Module:
-        return _cnn(facts, self.name, [Conv(6, 5), Pool(), Conv(16, 5), Pool()], 120, 84)
+    def network(self, sample: SampleFormat) -> nn.Module:
+        return _cnn(sample, self.name, [Conv(6, 5), Pool(), Conv(16, 5), Pool()], 120, 84)
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ class CGPFLCNN(NetworkSpec):
 
     name: ClassVar[str] = "cgpfl_cnn"
 
-    def network(self, facts: Facts) -> nn.Module:
-        return _cnn(facts, self.name, [Conv(32, 5), Pool(), Conv(64, 5), Pool()], 128)
+    def network(self, sample: SampleFormat) -> nn.Module:
+        return _cnn(sample, self.name, [Conv(32, 5), Pool(), Conv(64, 5), Pool()], 128)
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ class FEMNISTCNN(NetworkSpec):
 
     name: ClassVar[str] = "femnist_cnn"
 
-    def network(self, facts: Facts) -> nn.Module:
-        return _cnn(facts, self.name, [Conv(32, 5, 2), Pool(), Conv(64, 5, 2), Pool()], 2048)
+    def network(self, sample: SampleFormat) -> nn.Module:
+        return _cnn(sample, self.name, [Conv(32, 5, 2), Pool(), Conv(64, 5, 2), Pool()], 2048)
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,10 @@ class FedMAPCNN(NetworkSpec):
 
     name: ClassVar[str] = "fedmap_cnn"
 
-    def network(self, facts: Facts) -> nn.Module:
+    def network(self, sample: SampleFormat) -> nn.Module:
         plan: Plan = [Conv(32, 3, 1, norm=True), Conv(64, 3, 1, norm=True), Pool(),
                       Conv(64, 3, 1, norm=True), Conv(128, 3, 1, norm=True), Pool()]
-        return _cnn(facts, self.name, plan, 512, norm=True, dropout=0.5)
+        return _cnn(sample, self.name, plan, 512, norm=True, dropout=0.5)
 
 
 @dataclass(frozen=True)
@@ -140,5 +141,5 @@ class HARCNN(NetworkSpec):
 
     name: ClassVar[str] = "har_cnn"
 
-    def network(self, facts: Facts) -> nn.Module:
-        return _cnn(facts, self.name, [Conv(32, 9), Pool(), Conv(64, 9), Pool()], 1024, 512, rank=1)
+    def network(self, sample: SampleFormat) -> nn.Module:
+        return _cnn(sample, self.name, [Conv(32, 9), Pool(), Conv(64, 9), Pool()], 1024, 512, rank=1)

@@ -14,8 +14,9 @@ from typing import NamedTuple, TypeAlias
 from torch import nn
 
 from descant.core.kernels.network import Shaped
+from descant.core.sample import SampleFormat
 from descant.errors import UsageError
-from descant.models.base import Facts
+from descant.models.base import require_numbers
 
 
 class Conv(NamedTuple):
@@ -45,10 +46,10 @@ _LAYERS: dict[int, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {
 }
 
 
-def convolutions(facts: Facts, model: str, plan: Plan, rank: int = 2
+def convolutions(sample: SampleFormat, model: str, plan: Plan, rank: int = 2
                  ) -> tuple[list[nn.Module], tuple[int, ...]]:
     """The layers of a plan for images (rank 2) or series (rank 1), and the shape of their features."""
-    channels, *sides = series_shape(facts, model) if rank == 1 else image_shape(facts, model)
+    channels, *sides = series_shape(sample, model) if rank == 1 else image_shape(sample, model)
     after = [_through(side, plan) for side in sides]
     if 0 in after:
         least = next(side for side in itertools.count(1) if _through(side, plan))
@@ -67,10 +68,10 @@ def convolutions(facts: Facts, model: str, plan: Plan, rank: int = 2
     return layers, (channels, *after)
 
 
-def image_shape(facts: Facts, model: str) -> tuple[int, int, int]:
+def image_shape(sample: SampleFormat, model: str) -> tuple[int, int, int]:
     """Channels, height and width of the samples; without channels they are grey."""
-    facts.refuse_tokens(model)
-    shape = facts.shape
+    require_numbers(sample, model)
+    shape = sample.shape
     if len(shape) == 2:
         return 1, shape[0], shape[1]
     if len(shape) == 3 and not _is_last(shape):
@@ -79,13 +80,13 @@ def image_shape(facts: Facts, model: str) -> tuple[int, int, int]:
                      f"shape {shape}{_advice(shape)}")
 
 
-def series_shape(facts: Facts, model: str) -> tuple[int, int]:
+def series_shape(sample: SampleFormat, model: str) -> tuple[int, int]:
     """Channels and length of the samples."""
-    facts.refuse_tokens(model)
-    if len(facts.shape) != 2:
+    require_numbers(sample, model)
+    if len(sample.shape) != 2:
         raise UsageError(f"model {model!r} needs series of shape (channels, time), such as (9, 128), not "
-                         f"samples of shape {facts.shape}")
-    return facts.shape[0], facts.shape[1]
+                         f"samples of shape {sample.shape}")
+    return sample.shape[0], sample.shape[1]
 
 
 def _advice(shape: tuple[int, ...]) -> str:

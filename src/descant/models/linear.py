@@ -10,15 +10,17 @@ from torch import nn
 
 from descant.core.fields import hyper
 from descant.core.kernels.network import Network, dense
-from descant.models.base import Facts, NetworkSpec
+from descant.core.sample import SampleFormat
+from descant.models.base import NetworkSpec, require_numbers
 
 
-def _perceptron(facts: Facts, model: str, *hidden: int, activation: type[nn.Module] = nn.ReLU) -> Network:
+def _perceptron(sample: SampleFormat, model: str, *hidden: int, activation: type[nn.Module] = nn.ReLU
+                ) -> Network:
     """Hidden layers on the flattened sample."""
-    facts.refuse_tokens(model)
-    widths = (math.prod(facts.shape), *hidden)
+    require_numbers(sample, model)
+    widths = (math.prod(sample.shape), *hidden)
     body = nn.Sequential(nn.Flatten(), *dense(widths, activation=activation))
-    return Network(body, nn.Linear(widths[-1], facts.outputs))
+    return Network(body, nn.Linear(widths[-1], sample.outputs))
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class MCLR(NetworkSpec):
 
     name: ClassVar[str] = "mclr"
 
-    def network(self, facts: Facts) -> nn.Module:
-        return _perceptron(facts, self.name)
+    def network(self, sample: SampleFormat) -> nn.Module:
+        return _perceptron(sample, self.name)
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class DNN(NetworkSpec):
 
     hidden: int = hyper(100, "width of the hidden layer", ge=1)
 
-    def network(self, facts: Facts) -> nn.Module:
-        return _perceptron(facts, self.name, self.hidden, activation=nn.LeakyReLU)
+    def network(self, sample: SampleFormat) -> nn.Module:
+        return _perceptron(sample, self.name, self.hidden, activation=nn.LeakyReLU)
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class MLP128(NetworkSpec):
 
     name: ClassVar[str] = "mlp128"
 
-    def network(self, facts: Facts) -> nn.Module:
-        return _perceptron(facts, self.name, 128)
+    def network(self, sample: SampleFormat) -> nn.Module:
+        return _perceptron(sample, self.name, 128)
 
 
 @dataclass(frozen=True)
@@ -66,5 +68,5 @@ class FedMAPMLP(NetworkSpec):
 
     name: ClassVar[str] = "fedmap_mlp"
 
-    def network(self, facts: Facts) -> nn.Module:
-        return _perceptron(facts, self.name, 32, 16)
+    def network(self, sample: SampleFormat) -> nn.Module:
+        return _perceptron(sample, self.name, 32, 16)

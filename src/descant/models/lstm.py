@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from descant.core.fields import hyper
 from descant.core.kernels.network import Network, dense
+from descant.core.sample import SampleFormat
 from descant.errors import UsageError
-from descant.models.base import Facts, NetworkSpec
+from descant.models.base import NetworkSpec
 
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # as nn.LSTM has them in every layer
 
@@ -89,14 +90,14 @@ class LSTM(NetworkSpec):
     pad: int | Literal["none"] = hyper(0, "the token that fills up short samples, as 0 does in the datasets "
                                           "here: none is read after the last other one", ge=0)
 
-    def network(self, facts: Facts) -> nn.Module:
-        if facts.tokens is None or len(facts.shape) != 1:
-            kind = "tokens" if facts.tokens is not None else "other numbers"
+    def network(self, sample: SampleFormat) -> nn.Module:
+        if sample.tokens is None or len(sample.shape) != 1:
+            kind = "tokens" if sample.tokens is not None else "other numbers"
             raise UsageError(f"model {self.name!r} needs samples that are rows of tokens (integers from 0, "
-                             f"not uint8) of shape (length,); these are {kind} of shape {facts.shape}")
-        vocab = self.vocab or facts.tokens
-        if vocab < facts.tokens:
-            raise UsageError(f"model.vocab is {vocab}, but the data have tokens up to {facts.tokens - 1}: "
-                             f"it must be at least {facts.tokens}")
+                             f"not uint8) of shape (length,); these are {kind} of shape {sample.shape}")
+        vocab = self.vocab or sample.tokens
+        if vocab < sample.tokens:
+            raise UsageError(f"model.vocab is {vocab}, but the data have tokens up to {sample.tokens - 1}: "
+                             f"it must be at least {sample.tokens}")
         pad = None if self.pad == "none" else self.pad
-        return Network(Reader(vocab, pad, width=50, layers=2, hidden=100), nn.Linear(100, facts.outputs))
+        return Network(Reader(vocab, pad, width=50, layers=2, hidden=100), nn.Linear(100, sample.outputs))

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 from torch import nn
 
 from descant.core.import_object import imported, is_place
+from descant.core.sample import SampleFormat
 from descant.errors import UsageError, unknown
-from descant.models.base import Facts, NetworkSpec
+from descant.models.base import NetworkSpec
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class OwnModel(NetworkSpec):
         """The [model] table that makes this object again."""
         return {"name": self.place, **self.arguments}
 
-    def network(self, facts: Facts) -> nn.Module:
+    def network(self, sample: SampleFormat) -> nn.Module:
         make = self._import()
         parameters = inspect.signature(make).parameters.values()
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -48,8 +49,8 @@ class OwnModel(NetworkSpec):
         for key in self.arguments:
             if not takes_all and key not in named:
                 raise unknown(f"model.name {self.place}: parameter", key, named)
-        offered = {"shape": facts.shape, "outputs": facts.outputs} | (
-            {} if facts.tokens is None else {"tokens": facts.tokens})
+        offered = {"shape": sample.shape, "outputs": sample.outputs} | (
+            {} if sample.tokens is None else {"tokens": sample.tokens})
         given = {key: value for key, value in offered.items() if takes_all or key in named}
         try:
             module = make(**given | dict(self.arguments))

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from descant.core.fields import hyper
 from descant.core.kernels.network import Network, Shaped
-from descant.models.base import Facts, NetworkSpec
+from descant.core.sample import SampleFormat
+from descant.models.base import NetworkSpec
 from descant.models.convolution import image_shape
 
 Norm: TypeAlias = Literal["batch", "group"]
@@ -37,9 +38,9 @@ class Block(nn.Module):
         return torch.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
 
 
-def resnet(facts: Facts, model: str, norm: Norm, widths: tuple[int, ...]) -> Network:
+def resnet(sample: SampleFormat, model: str, norm: Norm, widths: tuple[int, ...]) -> Network:
     """Two blocks for each width; from one width to the next, images halve."""
-    channels, height, width = image_shape(facts, model)
+    channels, height, width = image_shape(sample, model)
     normalised = nn.BatchNorm2d if norm == "batch" else _group_norm
     first = widths[0]
     layers: list[nn.Module] = [Shaped(channels, height, width)]
@@ -52,7 +53,7 @@ def resnet(facts: Facts, model: str, norm: Norm, widths: tuple[int, ...]) -> Net
         layers += [Block(inputs, outputs, 1 if stage == 0 else 2, normalised),
                    Block(outputs, outputs, 1, normalised)]
     body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return Network(body, nn.Linear(widths[-1], facts.outputs))
+    return Network(body, nn.Linear(widths[-1], sample.outputs))
 
 
 def _group_norm(channels: int) -> nn.Module:
@@ -72,5 +73,5 @@ class ResNet18(NetworkSpec):
 
     norm: Norm = hyper("batch", "BatchNorm, or GroupNorm, which has no running statistics")
 
-    def network(self, facts: Facts) -> nn.Module:
-        return resnet(facts, self.name, self.norm, (64, 128, 256, 512))
+    def network(self, sample: SampleFormat) -> nn.Module:
+        return resnet(sample, self.name, self.norm, (64, 128, 256, 512))

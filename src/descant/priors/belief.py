@@ -127,15 +127,17 @@ class Tempered:
     temperature: float = 1.0
 
     def __call__(self, uploads: Upload, round: Round) -> tuple[Tensor, dict[str, Any]]:
-        N = round.sizes.double()
-        if self.kind == "uniform":
-            logs = torch.zeros_like(N)
-        elif self.kind == "samples":
-            logs = N.log()
+        if self.kind in ("uniform", "samples"):
+            w = self.by_size(round)
         else:
-            logs = uploads.log_weight.double() / (1 if self.kind == "omega" else N)
-        w = torch.softmax(logs / self.temperature, 0)
-        return w, {"weights": {"most": w.max(), "effective": 1 / w.square().sum()}}
+            logs = uploads.log_weight.double() / (1 if self.kind == "omega" else round.sizes.double())
+            w = torch.softmax(logs / self.temperature, 0)
+        return w, {"weights": {"most": w.max(), "effective": 1 / w.square().sum()}, "client_weights": w}
+
+    def by_size(self, round: Round) -> Tensor:
+        """The weights, where they depend on no upload."""
+        N = round.sizes.double()
+        return torch.softmax((torch.zeros_like(N) if self.kind == "uniform" else N.log()) / self.temperature, 0)
 
 
 MeanRule: TypeAlias = Callable[[Model, Model, Tensor, Pooled], Model]

@@ -191,6 +191,7 @@ class Grouped(Belief):
             said: dict[str, Any] = {}
             if len(at := torch.nonzero(labels == k).flatten()):
                 prior, said = self.inner.update(prior, take(uploads, at), round.of(at), learn)
+                said.pop("client_weights", None)  # those of one group are not the method's
             after.append(prior)
             reports.append(said)
         return stack(after), {"priors": reports} if any(reports) else {}

@@ -18,10 +18,11 @@ from torch.func import grad, vjp, vmap
 
 from descant.core.federation import Federation
 from descant.core.random import stream
-from descant.core.task import Batch, ModuleTask, Task, inputs
+from descant.core.task import Batch, Task, inputs
+from descant.core.threads import one_thread
 from descant.core.vector import Model
-from descant.engine.backends.base import one_thread
 from descant.errors import UsageError
+from descant.models.module import ModuleTask
 from descant.theory.truth import identified
 
 DENSE = 700  # parameters up to which the Hessian is written out

@@ -17,10 +17,9 @@ from torch import Tensor
 from descant.core.federation import Federation
 from descant.core.random import stream
 from descant.core.splits import SplitName
-from descant.core.task import Batch, Task, inputs
+from descant.core.task import BLOCK, Batch, Task, inputs
 from descant.core.tree import map_tree, take
 from descant.core.vector import Model
-from descant.engine.batches import BLOCK
 from descant.errors import UsageError
 from descant.priors.quadratic import Flat
 from descant.priors.solve import SGD, Solver, descend

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from descant.core.federation import Federation
-from descant.core.task import ModuleTask, Task
+from descant.core.task import Task
+from descant.models.module import ModuleTask
 
 NAMES = ("models", "optima")  # under which a synthetic federation keeps its clients' true models
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from descant.core.federation import Federation
 from descant.core.splits import SPLITS
 from descant.core.units import times
-from descant.data.heterogeneity import FeatureShift, Measured, heading, shares
+from descant.data.heterogeneity import FeatureShift, Measured, shares
 from descant.view.data import Columns, by_class
 from descant.view.plots import BLUE, GREY, ORANGE, png
 
@@ -39,7 +39,7 @@ def draw_federation(federation: Federation, measured: Measured) -> bytes:
     width = 9 if federation.everyone <= NAMED else 11
 
     figure = Figure(figsize=(width, sum(heights) + 1.1), layout="constrained")
-    figure.suptitle(f"{heading(federation)}: {times(federation.everyone, 'client')}, "
+    figure.suptitle(f"{federation.heading}: {times(federation.everyone, 'client')}, "
                     f"{times(int(size.sum()), 'row')}", fontsize=11, parse_math=False)
     every = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     for axes, (order, (height, keys)) in zip(every, panels.items(), strict=True):

@@ -20,15 +20,16 @@ from descant.core.files import sync_directory, write_atomic
 from descant.core.import_object import named_in
 from descant.core.permit import Allowed, Permit
 from descant.core.splits import SPLITS
-from descant.core.task import ModuleTask, inputs
+from descant.core.task import inputs
+from descant.core.threads import one_thread
 from descant.deploy.export.formats import NAMES, Converted, Format, convert, require_formats
 from descant.deploy.export.manifest import Manifest, save_model
 from descant.deploy.export.network import OnRows, rebuilt
-from descant.engine.backends.base import one_thread
 from descant.errors import DescantError, UsageError, unknown
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.run import Run, Setup, Which
+from descant.models.module import ModuleTask
 
 SHARED = "global"  # the directory of the model for all
 TRIED = 64  # rows on which files are compared

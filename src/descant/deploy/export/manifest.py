@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,35 +25,18 @@ from descant import __version__
 from descant.core import fields
 from descant.core.federation import Federation
 from descant.core.files import write_atomic
+from descant.core.sample import SampleFormat, is_dtype
 from descant.core.splits import Table
-from descant.core.task import ModuleTask
 from descant.data.schema import Schema
 from descant.data.spec import DataSpec
 from descant.errors import DescantError, UsageError
 from descant.experiment.run import Setup, Which
-from descant.models import Facts
+from descant.models.module import ModuleTask
 
 FORMAT = 1
 _BREAK = r"\n\s*"
 TENSORS, ABOUT = "model.safetensors", "model.json"
 Tensors: TypeAlias = Literal["state_dict", "parts"]  # of one module; or what a method predicts with instead
-
-
-class Input(NamedTuple):
-    """The rows that come to a model, as they are in the data."""
-
-    shape: tuple[int, ...]  # of one row
-    dtype: str  # uint8 stands for [0, 1]; other integers are tokens
-    tokens: int | None  # which lie below this
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
-
-    @property
-    def is_real(self) -> bool:
-        return self.torch_dtype.is_floating_point
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +53,7 @@ class Manifest:
     loss: str | None
     dtype: str  # of the parameters
     seed: int  # of the module's initial parameters, which matters for what a state_dict does not hold
-    input: Input
+    input: SampleFormat  # of the rows as they are in the data
     outputs: int  # numbers for each row
     classes: tuple[str, ...] | None  # their names; None where the target is a real number
     preprocess: dict[str, list[float]] | None  # for each column; None: every client has its own numbers
@@ -90,7 +73,7 @@ class Manifest:
         section = _data_section(setup)
         schema = None if section is None or "schema" not in section else Schema.parse(section["schema"])
         loss = task.loss_name if isinstance(task, ModuleTask) else None
-        facts = Facts.of(fitted or federation, loss)
+        sample = SampleFormat.of_federation(fitted or federation).for_loss(loss)
         constants, raw = _treatment(setup, client)
         count = task.classes if isinstance(task, ModuleTask) else federation.classes
         names = None if count is None else tuple(str(k) for k in range(count))
@@ -102,7 +85,8 @@ class Manifest:
             algorithm=fields.dump(setup.algorithm),
             model=setup.model if setup.origin is None else dict(setup.origin["model"]), loss=loss,
             dtype=_name(task.dtype), seed=setup.train.seed,
-            input=Input(facts.shape, _name(raw), facts.tokens), outputs=facts.outputs,
+            input=_input(sample.shape, _name(raw), sample.tokens, sample.outputs),
+            outputs=sample.outputs,
             classes=names, preprocess=constants, schema=schema)
 
     @property
@@ -110,14 +94,9 @@ class Manifest:
         found: torch.dtype = getattr(torch, self.dtype)
         return found
 
-    @property
-    def facts(self) -> Facts:
-        """What the network is fitted to."""
-        return Facts(self.input.shape, self.outputs, self.input.tokens)
-
     def dump(self) -> dict[str, Any]:
         table = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        table |= {"input": self.input._asdict(),
+        table |= {"input": {name: getattr(self.input, name) for name in ("shape", "dtype", "tokens")},
                   "schema": None if self.schema is None else json.loads(self.schema.to_json())}
         first = ("descant", "format")
         return {name: table[name] for name in (*first, *(name for name in table if name not in first))}
@@ -135,9 +114,10 @@ class Manifest:
             if not isinstance(own[name], kind) or (kind is int and isinstance(own[name], bool)):
                 raise TypeError(f"{name} is {own[name]!r:.60}")
         given = own["input"]
-        own["input"] = Input(tuple(int(side) for side in given["shape"]), given["dtype"], given["tokens"])
+        own["input"] = _input(tuple(int(side) for side in given["shape"]), given["dtype"], given["tokens"],
+                              own["outputs"])
         for name in (own["dtype"], own["input"].dtype):
-            if not isinstance(getattr(torch, str(name), None), torch.dtype):
+            if not is_dtype(name) or name == "real":
                 raise ValueError(f"{name!r:.40} is no type of numbers")
         if not getattr(torch, own["dtype"]).is_floating_point:
             raise ValueError(f"a model of {own['dtype']} is none")
@@ -245,6 +225,11 @@ def _treatment(setup: Setup, client: int | None) -> tuple[dict[str, list[float]]
     if client is None and not all(bool((part == part[0]).all()) for part in parts):
         return None, raw
     return treatment.constants(client or 0), treatment.dtype
+
+
+def _input(shape: tuple[int, ...], dtype: str, tokens: int | None, outputs: int) -> SampleFormat:
+    """What a network with so many outputs takes."""
+    return SampleFormat(shape, dtype, (outputs,), tokens=tokens)
 
 
 def _name(dtype: torch.dtype) -> str:

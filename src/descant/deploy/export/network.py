@@ -31,7 +31,7 @@ class OnRows(nn.Module):
             values = (manifest.preprocess or {}).get(name)
             # as wide as a sample is deep, since a column is its first dimension
             column = None if values is None else torch.tensor(
-                values, dtype=torch.float64).to(manifest.input.torch_dtype).view([-1, *[1] * (sides - 1)])
+                values, dtype=torch.float64).to(manifest.input.torch_dtype()).view([-1, *[1] * (sides - 1)])
             self.register_buffer(name, column)
 
     fill: Tensor | None
@@ -118,4 +118,4 @@ def _made(manifest: Manifest, where: str, permit: Permit) -> nn.Module:
         raise DescantError(f"{where}the model {spec.name!r} is not a network")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.key(manifest.seed, "init"))  # as in training
-        return spec.network(manifest.facts)
+        return spec.network(manifest.input)

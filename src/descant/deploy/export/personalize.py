@@ -8,16 +8,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from descant.core.algorithm import Algorithm
+from descant.core.sample import SampleFormat
 from descant.core.splits import SPLITS
-from descant.core.task import ModuleTask
-from descant.core.tree import take
+from descant.core.threads import one_thread
 from descant.core.vector import Model
 from descant.data import tables
 from descant.data.labels import as_known
@@ -25,12 +24,12 @@ from descant.data.spec import DataSpec
 from descant.deploy.export.alone import learned_alone
 from descant.deploy.export.export import Made, notes_on, samples_of
 from descant.deploy.export.manifest import Manifest, data_spec
-from descant.deploy.frame import Frame, Kind, Member
+from descant.deploy.frame import Frame, Member
 from descant.deploy.site import Site, read_site
-from descant.engine.backends.base import one_thread
-from descant.engine.work import Job, to_score
+from descant.engine.personal import personal_model
 from descant.errors import DescantError, UsageError
 from descant.experiment.run import Run, Setup, Which
+from descant.models.module import ModuleTask
 
 
 class Newcomer(NamedTuple):
@@ -53,32 +52,21 @@ def personalized(run: Run, data: str | Path, name: str | None = None, which: Whi
     path = Path(data)
     name = path.stem if name is None else name
     setup, client = _with_newcomer(run, path, name)
-    number, server, store = run.snapshot(which)
-    algorithm = setup.algorithm
+    snapshot, algorithm, work = run.snapshot(which), setup.algorithm, setup.work()
+    number = snapshot.number
     sizes = {str(split): int(setup.federation.split(split).sizes[client]) for split in SPLITS}
-    facts = run.round_of(np.zeros(1, np.int64), number)
-    facts = facts._replace(cohort=torch.tensor([client]),
-                           sizes=torch.tensor([sizes["train"]], dtype=facts.sizes.dtype))
-    message = algorithm.newcomer(server, facts)
-    shared = algorithm.global_model(server)
-    work = setup.work()
-
-    def done(job: Job, given: Any) -> Any:
-        clients = np.array([client])
+    try:
         with one_thread():
-            outcome = work.execute(job, clients, number, given, store.read(clients))
-        if outcome.failed:
-            raise DescantError(f"{name} cannot be personalized: {outcome.failed[0]}")
-        return take(outcome.values, 0)
-
-    personal = done("adapt", message)
+            personal = personal_model(work, snapshot, client)
+            scored = personal_model(work, snapshot, client, score=True)
+    except DescantError as error:
+        raise DescantError(f"{name} cannot be personalized: {error}") from None
     if not isinstance(setup.task, ModuleTask) or not isinstance(personal, Model) or (
             type(algorithm).predict is not Algorithm.predict):
         raise UsageError("what the clients of this run predict with is not one nn.Module: there is no model "
                          "to hand over")
-    scored = done("score_newcomer", to_score(message, shared))
     figures = {"personal": _figures(setup, scored.personal.test)}
-    if shared is not None:
+    if scored.shared != ():
         figures["shared"] = _figures(setup, scored.shared.test)
     figures["alone"] = learned_alone(setup, client, name, max(1, number))
     about = Manifest.of(setup, client, name=name, newcomer=True, number=number, which=which,
@@ -105,7 +93,7 @@ def _with_newcomer(run: Run, path: Path, name: str) -> tuple[Setup, int]:
     if spec is None:
         raise UsageError("this run's data are Python objects: how rows are split and scaled is not known")
     site = _read(path, spec, setup)
-    kind = Kind.of(federation.x, federation.y, federation.classes)
+    kind = SampleFormat.of_federation(federation)
     members = [Member(each, 1, 1, 1) for each in (*federation.names, name)]
     frame = Frame.of(kind, members, setup.train.torch_dtype, federation.unseen + 1)
     client = federation.everyone
@@ -125,7 +113,7 @@ def _read(path: Path, spec: DataSpec, setup: Setup) -> Site:
     if spec.schema is None and site.classes is not None:
         y = torch.from_numpy(as_known(site.y.numpy(), federation.class_names, f"--data {path}: "))
         site = site._replace(y=y, classes=int(y.max()) + 1)
-    known = Kind.of(federation.x, federation.y, federation.classes)
+    known = SampleFormat.of_federation(federation)
     if wrong := known.differs(site.kind):
         raise UsageError(f"--data {path} is not of the kind that the run has: {wrong}")
     for what, own, most in (("class", site.kind.classes, known.classes),

@@ -22,11 +22,11 @@ from descant.core.metrics import (
     tally_regression,
 )
 from descant.core.permit import Allowed
+from descant.core.threads import one_thread
 from descant.data import tables
 from descant.data.labels import as_known
 from descant.deploy.export.manifest import Manifest, find_model, read_manifest
 from descant.deploy.export.network import load_model
-from descant.engine.backends.base import one_thread
 from descant.errors import UsageError
 
 BLOCK = 1024  # rows that a model sees at once: the last bit of a product can depend on it
@@ -162,7 +162,7 @@ def read_rows(path: Path, manifest: Manifest) -> Rows:
         raise UsageError(f"{path} is a table, and this model has no schema that says which column is what: "
                          f"give an NPZ file with x of shape (rows, {sides})")
     _check(x, y, path, manifest)
-    return Rows(torch.from_numpy(x).to(manifest.input.torch_dtype), _targets(y, path, manifest))
+    return Rows(torch.from_numpy(x).to(manifest.input.torch_dtype()), _targets(y, path, manifest))
 
 
 def _check(x: np.ndarray, y: np.ndarray | None, path: Path, manifest: Manifest) -> None:

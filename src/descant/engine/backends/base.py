@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
-import torch
 
 from descant.core.algorithm import Message
 from descant.core.tree import Tree, take
 from descant.engine.backends.memory import keep_freed_memory
 from descant.engine.work import Job, Outcome, Work, gather
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Keep torch at one thread: parallelism is over clients, where threads inside operations on models
-    of this size only get in each other's way; and the last bit of a sum depends on their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Backend(ABC):
