@@ -1,4 +1,10 @@
-"""How fast descant is on this machine: `python -m benchmarks.bench`, or `make bench`."""
+"""How fast descant is on this machine: `python -m benchmarks.bench [--quick]`, or `make bench`.
+
+The same rounds (20 of 100 clients, Fashion-MNIST or random data of its shape) are trained by a lean PyTorch
+loop without a framework, by descant's backends, and by nothing but the matrix products they need on all
+cores: the floor. That all of them do the same work is checked first, and they take turns, so that noise hits
+all alike.
+"""
 
 from __future__ import annotations
 
@@ -7,49 +13,42 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.speed.command import bench
-from descant.cli.terminal import DataDir, failures_told, make_console
+from benchmarks.speed.command import bench as measure
+from descant.cli.common import DataDir, reporting_errors
+from descant.view.terminal import make_console
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
-def main(
+def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Less of everything, in under a minute.")] = False,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where bench.json and bench.png are kept; "
-                                      "replaces those of before.")] = Path("runs/bench"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write bench.json and bench.png; "
+                                      "replaces existing ones.")] = Path("runs/bench"),
     methods: Annotated[str | None, typer.Option(
         "--methods", metavar="NAME,...", show_default=False,
-        help="Of fedavg, pfedme and mh. Without it: all.")] = None,
+        help="Of fedavg, pfedme and mh. Default: all.")] = None,
     models: Annotated[str | None, typer.Option(
         "--models", metavar="NAME,...", show_default=False,
-        help="Of mclr, dnn and cnn2. Without it: all.")] = None,
+        help="Of mclr, dnn and cnn2. Default: all.")] = None,
     backends: Annotated[str | None, typer.Option(
         "--backends", metavar="NAME,...", show_default=False,
-        help="As in train.backend. Without it: loop (but not with --quick), vectorised, processes and auto."
+        help="As in train.backend. Default: loop (but not with --quick), vectorised, processes and auto."
         )] = None,
     repetitions: Annotated[int | None, typer.Option(
         "--repetitions", metavar="N", min=1, show_default=False,
-        help="How often each side takes its turn. Without it: 5, or 3 with --quick.")] = None,
+        help="How often each side takes its turn. Default: 5, or 3 with --quick.")] = None,
     no_growth: Annotated[bool, typer.Option(
         "--no-growth", help="Leave out how cost grows with clients, cohort and model.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Measure how fast descant is here, beside a hand-written PyTorch loop and beside the bare arithmetic.
 
-    The same rounds (20 of 100 clients, Fashion-MNIST or random data of its shape) are trained by a lean loop
-    without a framework, by descant's backends, and by nothing but the matrix products that they take on all
-    cores: the floor. That all of them do the same work is checked first, and they take turns, so that noise
-    hits all alike. Without --quick this takes about ten minutes on two cores, and shows too how cost grows
-    with clients, cohort and model.
-
-    \b
-    Examples:
-      python -m benchmarks.bench --quick
-      python -m benchmarks.bench --models mclr,dnn --methods pfedme --repetitions 11 --out runs/bench-pfedme
+    Without --quick this takes about ten minutes on two cores, and also shows how cost grows with clients,
+    cohort and model.
     """
-    with failures_told("stopped: nothing is written"):
-        bench(make_console(), quick=quick, out=out, methods=methods, models=models, backends=backends,
+    with reporting_errors("stopped: nothing is written"):
+        measure(make_console(), quick=quick, out=out, methods=methods, models=models, backends=backends,
                 repetitions=repetitions, no_growth=no_growth)
 
 

@@ -87,7 +87,7 @@ def superlinks() -> list[int]:
         with contextlib.suppress(OSError):
             command = (place / "cmdline").read_bytes()
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            if b"descant.deploy.superlink" in command and parent == 1:
+            if b"transport.superlink" in command and parent == 1:
                 found.append(int(place.name))
     return found
 

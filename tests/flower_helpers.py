@@ -1,31 +1,27 @@
-"""A federation in one process: nodes behind a grid that delivers at once."""
+"""A federation in one process: clients behind a transport that delivers at once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from flwr.app import RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from descant.deploy.exchange import Exchange
-from descant.deploy.lead import lead
-from descant.deploy.letters import Letter
-from descant.deploy.node import Node
-from descant.deploy.nodes import Rules
+from descant.deploy.backend import Rules
+from descant.deploy.client import Client
+from descant.deploy.server import run_server
+from descant.deploy.transport import Connection, Events, NoReply, Payload, Reply, ServerTransport
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run
 
-TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # which Flower's messages want to know
-Answer = Callable[[RecordDict], RecordDict | None]  # None: no answer comes
+Answer = Callable[[Payload], Payload | NoReply | None]  # None: no reply comes
 
 
 class Quiet:
-    """Watches both sides, and remembers."""
+    """Observes both sides, and remembers."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
@@ -43,52 +39,77 @@ class Quiet:
         return [told[1:] for told in self.told if told[0] == kind]
 
 
-class Grid:
-    """What `Exchange` asks of Flower's."""
+class MemoryServer:
+    """A `ServerTransport` without a network: what is sent is replied to at once."""
 
-    def __init__(self, answers: dict[str, Answer], named: bool = True) -> None:
-        self.answers = answers
+    port = 8443
+
+    def __init__(self, answers: Mapping[str, Answer], named: bool = True) -> None:
+        self.answers: dict[str, Answer] = dict(answers)
         self.ids = {100 + k: name for k, name in enumerate(answers)}
         self.since = dict.fromkeys(self.ids, 0)
         self.offline: set[str] = set()
-        self.sent: list[tuple[str, RecordDict]] = []
+        self.is_open = True
         self._named = named
-        self._replies: dict[str, Any] = {}
+        self._replies: dict[str, Payload | NoReply] = {}
         self._count = 0
 
-    def get_nodes(self) -> list[Any]:
-        return [SimpleNamespace(node_id=node, name=name if self._named else "",
-                                last_activated_at=self.since[node])
-                for node, name in self.ids.items() if name not in self.offline]
+    def connected(self) -> dict[int, Connection]:
+        return {node: Connection(name if self._named else "", str(self.since[node]))
+                for node, name in self.ids.items() if name in self.answers and name not in self.offline}
 
-    def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        made = []
-        for message in messages:
+    def send(self, payloads: Mapping[int, Payload], seconds: float) -> dict[int, str]:
+        made = {}
+        for address, payload in payloads.items():
             self._count += 1
-            made.append(f"message {self._count}")
-            name = self.ids[message.metadata.dst_node_id]
-            self.sent.append((name, message.content))
-            answer = self.answers[name](message.content)
-            if answer is not None:
-                self.deliver(made[-1], answer)
+            made[address] = f"request {self._count}"
+            if (reply := self.answers[self.ids[address]](payload)) is not None:
+                self._replies[made[address]] = reply
         return made
 
-    def deliver(self, message: str, content: RecordDict) -> None:
-        self._replies[message] = SimpleNamespace(
-            metadata=SimpleNamespace(reply_to_message_id=message), content=content, has_error=lambda: False)
+    def receive(self, requests: Collection[str]) -> Iterator[tuple[str, Payload | NoReply]]:
+        return iter([(id, self._replies.pop(id)) for id in requests if id in self._replies])
 
-    def pull_messages(self, ids: Iterable[str]) -> list[Any]:
-        return [self._replies.pop(message) for message in ids if message in self._replies]
+    def forget(self, requests: Collection[str]) -> None:
+        for id in requests:
+            self._replies.pop(id, None)
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def __enter__(self) -> MemoryServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def answers(node: Node) -> Answer:
-    return lambda content: node.answer(Letter.read(content)).content()
+class MemoryClient:
+    """A `ClientTransport` to a `MemoryServer` in the same process."""
+
+    def __init__(self, server: MemoryServer, name: str) -> None:
+        self._server, self._name = server, name
+
+    def serve(self, reply: Reply, events: Events, stop: threading.Event) -> None:
+        def counted(payload: Payload) -> Payload:
+            events.received(sum(map(len, payload.blobs.values())))
+            found = reply(payload)
+            events.sent(sum(map(len, found.blobs.values())))
+            return found
+
+        address = 100 + len(self._server.ids)
+        self._server.since[address] = 0
+        self._server.answers[self._name] = counted
+        self._server.ids[address] = self._name
+        events.connected()
+        stop.wait()
+        self._server.offline.add(self._name)
 
 
-def make_nodes(data: dict[str, str], directory: Path, watcher: Any = None, **options: Any
-               ) -> dict[str, Answer]:
-    """Nodes by name, each with its data."""
-    return {name: answers(Node(name, what, directory / name, watcher or Quiet(), **options))
+def make_clients(data: dict[str, str], directory: Path, observer: Any = None, **options: Any
+                 ) -> dict[str, Answer]:
+    """The replies of clients by name, each with its data."""
+    return {name: Client(name, what, directory / name, observer or Quiet(), **options).reply
             for name, what in data.items()}
 
 
@@ -98,8 +119,8 @@ def batchnorm(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), hidden, nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, outputs))
 
 
-def federate(experiment: Experiment, grid: Grid, out: Path, *, watcher: Any = None,
-             rules: Rules | None = None, **options: Any) -> Run:
-    exchange = Exchange(grid)  # type: ignore[arg-type]
-    clients = options.pop("clients", len(grid.ids))
-    return lead(experiment, exchange, out, clients, rules or Rules(deadline=5), watcher or Quiet(), **options)
+def federate(experiment: Experiment, transport: ServerTransport, out: Path, *, observer: Any = None,
+             rules: Rules | None = None, clients: int | None = None, **options: Any) -> Run:
+    count = len(transport.connected()) if clients is None else clients
+    return run_server(experiment, transport, out, count, rules or Rules(deadline=5), observer or Quiet(),
+                      **options)

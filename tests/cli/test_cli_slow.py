@@ -277,7 +277,7 @@ def test_a_comparison_that_was_stopped_goes_on(tmp_path, compared, how):
     _, err = process.communicate(timeout=60)
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert "the same command again does what is missing" in err
+        assert "rerun the same command to finish" in err
     time.sleep(3)  # until the workers have noticed
     done = rounds_done(first)
     time.sleep(1)

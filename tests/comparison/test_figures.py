@@ -23,7 +23,7 @@ from descant.core import measures
 from descant.core.federation import Federation
 from descant.core.measures import METRICS
 from descant.core.splits import Table
-from descant.deploy import plan
+from descant.deploy import protocol
 from descant.engine.settings import Eval
 from descant.experiment.config import DEMO, Experiment
 from helpers import quadratics, ragged
@@ -334,7 +334,7 @@ def test_a_client_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_clients_elsewhere_cannot_be_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     finished = run(rounds=1)
-    monkeypatch.setattr(Federation, "elsewhere", True)
+    monkeypatch.setattr(Federation, "is_remote", True)
     with pytest.raises(UsageError, match="on their own machines"):
         figures.measure(finished)
 
@@ -445,16 +445,16 @@ def test_metrics_can_be_added_to_a_run_that_is_there(own: str, tmp_path: Path) -
 def test_a_node_imports_no_metric_that_a_server_names(own: str) -> None:
     experiment = dataclasses.replace(Experiment.parse(DEMO), eval=Eval(metrics=(f"{own}:spread",)))
     assert Experiment.parse(experiment.dump()) == experiment
-    tables = plan.tables_of(experiment) | {"eval": experiment.dump()["eval"]}  # whatever a server sends
+    tables = protocol.tables_of(experiment) | {"eval": experiment.dump()["eval"]}  # whatever a server sends
     with pytest.raises(UsageError, match=f"--allow {own} "):
-        plan.read_experiment(tables)
-    plan.read_experiment(tables, [own])
+        protocol.received_experiment(tables)
+    protocol.received_experiment(tables, [own])
     assert own not in sys.modules
 
 
 @pytest.mark.slow
 def test_a_node_does_without_this_module() -> None:
-    code = ("import sys, descant.deploy.apps, descant.deploy.node; "
+    code = ("import sys, descant.deploy.flower_app, descant.deploy.client; "
             "sys.exit('descant.comparison.measure' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -26,8 +26,9 @@ from descant.view.outcome import main_metric, show_outcome
 pytest.importorskip("flwr", reason="Flower is missing: pip install 'descant[flower]'")
 
 import flower_helpers as flower
-from descant.deploy import certificates, fleet, lead, link
-from descant.deploy.commands import read_experiment
+from descant.deploy import certificates, client_manager, keys, server
+from descant.deploy.protocol import load_experiment
+from descant.deploy.transport import flower_client, flower_server
 from descant.view import federation_client
 from descant.view.federation import ServerDisplay
 from descant.view.federation_client import ClientDisplay
@@ -66,7 +67,7 @@ rounds = 2
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place: Path = tmp_path_factory.mktemp("pki") / "keys"
     certificates.make_certificates(place, "server.example.org", NAMES)
     return place
@@ -131,19 +132,19 @@ def test_certificates_say_who_gets_what_and_what_comes_next(home):
     made = call("certificates", "keys", "--host", "server.example.org", "--client", "north",
                 "--client", "south")
     assert made.code == 0
-    for text in ("keys/north is for north and nobody else", "keys/ca.key stays here",
+    for text in ("keys/north is for north only", "keys/ca.key stays here",
                  "descant server EXPERIMENT.toml --clients 2 --keys keys/server",
                  "descant client --server server.example.org:8443 --name north --data FILE --keys north"):
         assert text in made.out, made.out
     more = call("certificates", "keys", "--host", "server.example.org", "--client", "west")
     assert "kept keys/server" in more.out
-    assert "after it was started again" in more.out
+    assert "restart a running server" in more.out
     assert "--clients 3" in more.out
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--host", "0.0.0.0", "--client", "a"], ["at which clients reach"]),
-    (["--host", "a b", "--client", "a"], ["neither the name of a machine"]),
+    (["--host", "a b", "--client", "a"], ["neither a host name"]),
     (["--host", "localhost", "--client", "a/b"], ["cannot be the name of a client"]),
     (["--host", "localhost", "--client", "a", "--client", "a"], ["'a'"]),
     (["--host", "localhost", "--client", "a", "--days", "0"], ["--days"]),
@@ -175,8 +176,8 @@ def test_certificates_that_cannot_be(arguments, words, home):
     ({"--set": "data.unseen=1"}, ["data.unseen", "--stay"]),
     ({"--set": "data.partition_file=p.npz"}, ["data.partition_file"]),
 ])
-def test_a_server_that_cannot_be(changes, words, home, keys):
-    given: dict[str, Any] = {"file": "digits.toml", "--clients": 2, "--out": "out", "--keys": keys / "server"}
+def test_a_server_that_cannot_be(changes, words, home, pki):
+    given: dict[str, Any] = {"file": "digits.toml", "--clients": 2, "--out": "out", "--keys": pki / "server"}
     given |= changes
     file = given.pop("file")
     options = [part for name, value in given.items() if value is not None
@@ -190,19 +191,19 @@ def test_a_server_only_speaks_openly_to_itself(home):
             "loopback")
 
 
-def test_a_port_that_is_taken(home, keys):
+def test_a_port_that_is_taken(home, pki):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = call("server", "digits.toml", "--clients", 2, "--out", "out", "--keys", keys / "server",
+        result = call("server", "digits.toml", "--clients", 2, "--out", "out", "--keys", pki / "server",
                       "--host", "127.0.0.1", "--port", port)
     refused(result, f"port {port} on 127.0.0.1 is in use", "--port")
 
 
-def test_a_certificate_that_has_ended(home, keys, monkeypatch):
+def test_a_certificate_that_has_ended(home, pki, monkeypatch):
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=400)
-    monkeypatch.setattr(certificates, "_now", lambda: later)
-    refused(call("server", "digits.toml", "--clients", 2, "--out", "out", "--keys", keys / "server"),
-            "server.pem ended on", "descant certificates")
+    monkeypatch.setattr(keys, "now", lambda: later)
+    refused(call("server", "digits.toml", "--clients", 2, "--out", "out", "--keys", pki / "server"),
+            "server.pem expired on", "descant certificates")
 
 
 def _blocks(language: str) -> list[str]:
@@ -212,19 +213,19 @@ def _blocks(language: str) -> list[str]:
 
 def test_the_experiments_of_the_document_and_the_examples_are_valid(home):
     (home / "document.toml").write_text(_blocks("toml")[0])
-    assert read_experiment(Path("document.toml"), []).data.dataset.name == "nodes"
+    assert load_experiment(Path("document.toml"), []).data.dataset.name == "nodes"
     for path in (Path(__file__).parents[2] / "examples" / "federation").glob("*.toml"):
-        assert read_experiment(path, []).train.rounds <= 30
+        assert load_experiment(path, []).train.rounds <= 30
 
 
 def test_a_folder_need_not_be_where_the_server_is(home):
-    experiment = read_experiment(Path("tables.toml"), [])
+    experiment = load_experiment(Path("tables.toml"), [])
     assert experiment.data.dataset.name == "nodes"
     assert experiment.schema is not None
     assert experiment.schema.target == "ill"
     with pytest.raises(UsageError, match="every client has its own"):
-        read_experiment(Path("tables.toml"), ["data.partition=dirichlet"])
-    assert read_experiment(Path("digits.toml"), ["train.rounds=7"]).train.rounds == 7
+        load_experiment(Path("tables.toml"), ["data.partition=dirichlet"])
+    assert load_experiment(Path("digits.toml"), ["train.rounds=7"]).train.rounds == 7
 
 
 # -- a client: bad input ----------------------------------------------------------------------------
@@ -243,55 +244,34 @@ def test_a_folder_need_not_be_where_the_server_is(home):
     ({"--data": "digits.toml"}, [".csv", ".npz"]),
     ({"--expect": "none.toml"}, ["none.toml"]),
 ])
-def test_a_client_that_cannot_be(changes, words, home, keys):
+def test_a_client_that_cannot_be(changes, words, home, pki):
     given: dict[str, Any] = {"--server": "127.0.0.1:9", "--name": "north", "--data": "north.csv",
-                             "--keys": keys / "north"} | changes
+                             "--keys": pki / "north"} | changes
     options = [part for name, value in given.items() if value is not None
                for part in ([name] if value == "" else [name, value])]
     refused(call("client", *options), *words)
     assert not (home / "descant-north").exists()
 
 
-def test_two_processes_with_one_directory(home, keys):
+def test_two_processes_with_one_directory(home, pki):
     from descant.core.files import locked
 
     (home / "descant-north").mkdir()
     with locked(home / "descant-north"):
         result = call("client", "--server", "127.0.0.1:9", "--name", "north", "--data", "north.csv", "--keys",
-                      keys / "north")
+                      pki / "north")
     refused(result, "another process", "descant-north", code=1)
 
 
 # -- a server and its nodes in one process -----------------------------------------------------------
 
 
-class FakeLink:
-    """In place of a SuperLink: a grid that delivers at once."""
-
-    port = 8443
-
-    def __init__(self, grid: flower.Grid) -> None:
-        self.grid = grid
-
-    def __enter__(self) -> FakeLink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def forget(self, ids: list[str]) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-
 @pytest.fixture
-def linked(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., flower.Grid]:
-    def to(**data: str) -> flower.Grid:
-        grid = flower.Grid(flower.make_nodes(data, home / "nodes"))
-        monkeypatch.setattr(link, "open_link", lambda host, port, keys, log: FakeLink(grid))
-        return grid
+def linked(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., flower.MemoryServer]:
+    def to(**data: str) -> flower.MemoryServer:
+        transport = flower.MemoryServer(flower.make_clients(data, home / "nodes"))
+        monkeypatch.setattr(flower_server, "open_server", lambda host, port, keys, log: transport)
+        return transport
 
     return to
 
@@ -307,7 +287,7 @@ def test_a_server_from_the_first_client_to_the_table(linked, home):
     assert "WARNING: --insecure" in result.out
     assert "fedavg, mclr: 2 clients, 650 parameters, 3 rounds" in result.out
     assert re.search(r"round 2/3  2 clients in .*, .* k?B  personal test accuracy \d", result.out)
-    assert "handing out the models" in result.out
+    assert "sending the models" in result.out
     table = result.out.partition("on the clients' own test rows")[2]
     assert re.search(r"client +alone +shared model +personal model +gain over alone", table)
     for name in (*NAMES, "mean", "mean balanced_accuracy"):
@@ -318,7 +298,7 @@ def test_a_server_from_the_first_client_to_the_table(linked, home):
 
 def test_the_same_command_continues(linked, monkeypatch):
     linked(north="digits:0", south="digits:1")
-    play = lead.runs.Training.play
+    play = server.runs.Training.play
     rounds = iter([1, 2])
 
     def stopped(training: Any, backend: Any) -> Any:
@@ -326,11 +306,11 @@ def test_the_same_command_continues(linked, monkeypatch):
             raise KeyboardInterrupt
         return play(training, backend)
 
-    monkeypatch.setattr(lead.runs.Training, "play", stopped)
+    monkeypatch.setattr(server.runs.Training, "play", stopped)
     first = serve()
     assert first.code == 130
-    assert first.err == "stopped after round 2 of 3; the same command continues\n"
-    monkeypatch.setattr(lead.runs.Training, "play", play)
+    assert first.err == "stopped after round 2 of 3; rerun the same command to continue\n"
+    monkeypatch.setattr(server.runs.Training, "play", play)
     second = serve()
     assert second.code == 0
     assert "the clients of this federation: north, south" in second.out
@@ -344,20 +324,20 @@ def test_the_same_command_continues(linked, monkeypatch):
 
 
 def test_who_was_not_there_for_its_model(linked, monkeypatch):
-    grid = linked(north="digits:0", south="digits:1")
-    hand_out = lead.Host.hand_out
+    transport = linked(north="digits:0", south="digits:1")
+    deliver = server.ModelDelivery.deliver
 
-    def after_south_left(host: Any) -> None:
-        grid.offline.add("south")
-        host._roster._greeted = -1.0
-        hand_out(host)
+    def after_south_left(delivery: Any) -> None:
+        transport.offline.add("south")
+        delivery._manager._greeted = -1.0
+        deliver(delivery)
 
-    monkeypatch.setattr(lead.Host, "hand_out", after_south_left)
+    monkeypatch.setattr(server.ModelDelivery, "deliver", after_south_left)
     result = serve("--no-alone")
     refused(result, "no model yet for south", "start the server again", code=1)
     assert re.search(r"north +\d\.\d{4} +\d\.\d{4} *\n", result.out)  # no column for alone
-    monkeypatch.setattr(lead.Host, "hand_out", hand_out)
-    grid.offline.clear()
+    monkeypatch.setattr(server.ModelDelivery, "deliver", deliver)
+    transport.offline.clear()
     again = serve("--no-alone")
     assert again.code == 0
     assert "south has its model" in again.out
@@ -367,22 +347,24 @@ def test_files_that_do_not_fit(linked, home):
     (home / "south.csv").write_text("age,ill\nseventy,no\n41,yes\n")
     linked(north="north.csv", south="south.csv")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lead.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
+        patch.setattr(server.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
         result = serve(file="tables.toml")
     assert result.code == 130
-    assert "north is there (1 of 2)" in result.out
+    assert "north connected (1 of 2)" in result.out
     assert "refused south: it failed: UsageError" in result.out
     assert "seventy" not in result.out + result.err
-    assert result.err == "stopped while waiting for clients: 1 of 2 were there; the same command continues\n"
+    assert result.err == ("stopped while waiting for clients: 1 of 2 were connected; rerun the same command "
+                          "to continue\n")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_server(number, code, linked, monkeypatch):
     linked(north="digits:0", south="digits:1")
-    monkeypatch.setattr(lead.runs.Training, "play", lambda *_: signal.raise_signal(number))
+    monkeypatch.setattr(server.runs.Training, "play", lambda *_: signal.raise_signal(number))
     before = signal.getsignal(signal.SIGTERM)
     result = serve()
-    assert (result.code, result.err) == (code, "stopped after round 0 of 3; the same command continues\n")
+    assert (result.code, result.err) == (
+        code, "stopped after round 0 of 3; rerun the same command to continue\n")
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -396,8 +378,7 @@ def take_part(monkeypatch: pytest.MonkeyPatch, home: Path, *options: object, exp
     seen, wanted = flower.Quiet(), []
     monkeypatch.setattr(federation_client, "LINGER", 0.0)
 
-    def fake(address: str, keys: Any, answer: Callable[..., Any], directory: Path, events: Any,
-             stop: threading.Event) -> None:
+    def fake(client: Any, answer: Callable[..., Any], events: Any, stop: threading.Event) -> None:
         def north(content: Any) -> Any:
             events.received(100)
             found = answer(content)
@@ -405,13 +386,14 @@ def take_part(monkeypatch: pytest.MonkeyPatch, home: Path, *options: object, exp
             return found
 
         events.connected()
-        grid = flower.Grid({"north": north} | flower.make_nodes({"south": other}, home / "nodes"))
+        south = flower.make_clients({"south": other}, home / "nodes")
+        transport = flower.MemoryServer({"north": north} | south)
         with contextlib.suppress(KeyboardInterrupt):
-            flower.federate(read_experiment(Path(experiment), []), grid, home / "out", watcher=seen)
+            flower.federate(load_experiment(Path(experiment), []), transport, home / "out", observer=seen)
         wanted.append(stop.wait(0.5))
 
-    monkeypatch.setattr(fleet, "serve", fake)
-    monkeypatch.setattr(lead.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(flower_client.FlowerClient, "serve", fake)
+    monkeypatch.setattr(server.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
     result = call("client", "--server", "127.0.0.1:8443", "--name", "north", "--data", data, "--insecure",
                   *options)
     return result, seen, bool(wanted and wanted[0])
@@ -432,7 +414,7 @@ def test_a_client_shows_what_it_sends_and_ends_with_its_model(home, monkeypatch)
     assert scope["network"].network.head.out_features == 10
     again, _, stayed = take_part(monkeypatch, home, "--stay")
     assert not stayed
-    assert "a model is there from before" in again.out
+    assert "note: the next model replaces descant-north/model.safetensors" in again.out
 
 
 @pytest.mark.parametrize(("table", "words"), [
@@ -452,9 +434,7 @@ def test_a_file_that_does_not_fit_is_told_in_full_only_here(table, words, home, 
 
 
 def test_another_version_is_told_on_both_sides(home, monkeypatch):
-    from descant.deploy import roster
-
-    monkeypatch.setattr(roster, "__version__", "9.9")
+    monkeypatch.setattr(client_manager, "__version__", "9.9")
     result, seen, _ = take_part(monkeypatch, home)
     refused(result, "the client runs descant", "the server 9.9")
     assert "the server 9.9" in seen.of("refused")[0][1]
@@ -463,7 +443,7 @@ def test_another_version_is_told_on_both_sides(home, monkeypatch):
 def test_an_experiment_that_was_not_agreed_on(home, monkeypatch):
     (home / "agreed.toml").write_text(TOML.replace("steps = 2", "steps = 20"))
     result, _, _ = take_part(monkeypatch, home, "--expect", "agreed.toml")
-    refused(result, "not the one that was expected", "steps")
+    refused(result, "is not the expected one", "steps")
     (home / "agreed.toml").write_text(TOML.replace("rounds = 3", "rounds = 9"))
     assert take_part(monkeypatch, home, "--expect", "agreed.toml")[0].code == 0
 
@@ -478,10 +458,10 @@ def test_a_signal_ends_a_client(number, code, home, monkeypatch):
         finally:
             stopped.append(given[-1].is_set())
 
-    monkeypatch.setattr(fleet, "serve", fake)
+    monkeypatch.setattr(flower_client.FlowerClient, "serve", fake)
     result = call("client", "--server", "127.0.0.1:1", "--name", "north", "--data", "north.csv", "--insecure")
     assert (result.code, stopped) == (code, [True])
-    assert result.err == "stopped; the same command goes on with what is in descant-north\n"
+    assert result.err == "stopped; rerun the same command to continue with descant-north\n"
 
 
 # -- displays ----------------------------------------------------------------------------------------
@@ -500,21 +480,22 @@ def printed(console: Console) -> str:
 
 
 def test_on_a_terminal_the_server_shows_who_is_at_work(home):
-    with terminal() as console, ServerDisplay(console, 2, home / "out") as display:
-        grid = flower.Grid(flower.make_nodes({"north": "digits:0", "south": "digits:1"}, home / "nodes"))
-        flower.federate(read_experiment(Path("digits.toml"), []), grid, home / "out", watcher=display)
+    with terminal() as console, ServerDisplay(console, 2) as display:
+        transport = flower.MemoryServer(
+            flower.make_clients({"north": "digits:0", "south": "digits:1"}, home / "nodes"))
+        flower.federate(load_experiment(Path("digits.toml"), []), transport, home / "out", observer=display)
         display.asked("local", 3, NAMES)
         display.answered("north", "local", 0.5, 1000)
         console.print(display.lines())
     text = printed(console)
     assert "round 3/3: training, 1 of 2 done" in text
-    assert re.search(r"south +at work for", text)
-    assert re.search(r"north +answered after 0.5 s, 1.0 kB", text)
+    assert re.search(r"south +working for", text)
+    assert re.search(r"north +replied after 0.5 s, 1.0 kB", text)
 
 
 def test_many_clients_fit_on_a_terminal(home):
     with terminal() as console:
-        display = ServerDisplay(console, 50, home)
+        display = ServerDisplay(console, 50)
         display._names = tuple(map(str, range(50)))
         display.asked("local", 1, display._names)
         display.answered("0", "local", 1.0, 10)
@@ -525,7 +506,7 @@ def test_many_clients_fit_on_a_terminal(home):
 
 def test_what_others_say_cannot_move_the_cursor(home):
     with terminal() as console:
-        display = ServerDisplay(console, 2, home)
+        display = ServerDisplay(console, 2)
         display.refused("evil\x1b[2J\nname", "it failed: \x1b]0;title\x07")
     file = console.file
     assert isinstance(file, io.StringIO)
@@ -536,7 +517,7 @@ def test_what_others_say_cannot_move_the_cursor(home):
 
 def test_a_lost_client_is_told_once(home):
     console = Console(file=io.StringIO(), width=200)
-    display = ServerDisplay(console, 2, home)
+    display = ServerDisplay(console, 2)
     display._names, display._rounds = NAMES, 5
     for _ in range(3):
         display.lost("south", "local", "not connected")
@@ -545,7 +526,7 @@ def test_a_lost_client_is_told_once(home):
     display.answered("south", "local", 1.0, 10)
     assert printed(console).splitlines() == [
         "round 1: nothing from south: not connected",
-        "waiting for south: 1 of the 2 that are needed is there",
+        "waiting for south: 1 of 2 needed clients are connected",
         "south is back"]
 
 

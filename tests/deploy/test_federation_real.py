@@ -144,7 +144,7 @@ def test_a_client_that_is_killed_or_frozen(how: signal.Signals, tmp_path: Path) 
     wait_until(lambda refused: not refused, out, gone)
     for process in (server, *clients.values()):
         process.signal(signal.SIGTERM)
-    assert "the same command continues" in server.ended(143)
+    assert "rerun the same command to continue" in server.ended(143)
 
 
 def test_a_server_that_is_killed_goes_on(tmp_path: Path) -> None:
@@ -167,25 +167,25 @@ def test_a_server_that_is_killed_goes_on(tmp_path: Path) -> None:
 
 LIAR = """
 import json, sys, torch
-from descant.deploy import node
-from descant.deploy.letters import Packed
+from descant.deploy.client import Client
+from descant.deploy.messages import PackedTensor
 
-honest, kept, count = node.Node._work, [], [0]
+honest, kept, count = Client._work, [], [0]
 
-def lie(self, order):
-    letter = honest(self, order)
-    if letter.facts["job"] != "local":
-        return letter
+def lie(self, request):
+    reply = honest(self, request)
+    if reply.facts["job"] != "local":
+        return reply
     count[0] += 1
-    theta = letter.tensors["value.upload.theta"].tensor("theta", None)
+    theta = reply.tensors["value.upload.theta"].tensor("theta", None)
     def with_(tensor):
-        return letter._replace(tensors={**letter.tensors, "value.upload.theta": Packed.of(tensor)})
-    kept.append(letter)
-    lies = [letter, with_(theta * torch.nan), with_(theta[:-1]), with_(theta.float()),
-            with_(theta.repeat(2000)), with_(theta * 1e9), letter._replace(facts=kept[0].facts)]
+        return reply._replace(tensors={**reply.tensors, "value.upload.theta": PackedTensor.of(tensor)})
+    kept.append(reply)
+    lies = [reply, with_(theta * torch.nan), with_(theta[:-1]), with_(theta.float()),
+            with_(theta.repeat(2000)), with_(theta * 1e9), reply._replace(facts=kept[0].facts)]
     return lies[count[0] - 1]
 
-node.Node._work = lie
+Client._work = lie
 from descant.cli import main
 sys.argv = ["descant", *sys.argv[1:]]
 main()
@@ -206,7 +206,7 @@ def test_a_client_that_lies(tmp_path: Path) -> None:
     assert refused[0] == {}
     for found, reason in zip(refused[1:], (
             "not finite", r"shape \(649,\)", "float32, expected", r"shape \(1300000,\)",
-            "norm .* 100 is allowed", "answers another order"), strict=True):
+            "norm .* the limit is 100", "replies to another request"), strict=True):
         assert {*found} == {"2"}
         assert re.search(reason, found["2"]), found
     assert "nothing from 2" in output
@@ -232,7 +232,7 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
     plain = Process(tmp_path / "plain.log", "client", "--server", f"127.0.0.1:{federation.port}", "--name",
                     "0", "--data", "digits:0", "--insecure", "--dir", tmp_path / "plain")
     assert re.search("does not know the key of stranger", stranger.ended(1))
-    assert re.search("was not made by the authority in ca.crt", misled.ended(1))
+    assert re.search("was not issued by the authority in ca.crt", misled.ended(1))
     assert re.search("is encrypted: name the folder of certificates with --keys", plain.ended(1))
     taken = Process(tmp_path / "taken.log", "server", tmp_path / "experiment.toml", "--clients", 3, "--keys",
                     tmp_path / "keys" / "server", "--out", tmp_path / "taken", "--port", federation.port)

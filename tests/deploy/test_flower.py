@@ -1,4 +1,4 @@
-"""The same algorithms on nodes: the same numbers as in simulation, and nobody trusted."""
+"""The same algorithms on remote clients: the same numbers as in simulation, and nobody trusted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import statistics
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,18 @@ import torch
 from safetensors.torch import load_file
 
 import descant
+import flower_helpers as flower
 from descant.algorithms import ALGORITHMS
 from descant.core.algorithm import Message
 from descant.core.permit import ran
 from descant.core.tree import leaves, take
 from descant.core.vector import Model
+from descant.deploy.backend import Rules
+from descant.deploy.client_directory import ClientStates
+from descant.deploy.client_manager import FRESH, ClientManager
+from descant.deploy.messages import PackedTensor, WireMessage
+from descant.deploy.protocol import received_experiment, tables_of
+from descant.deploy.transport import NoReply, Payload, Rejected
 from descant.engine.backends.base import InProcess
 from descant.engine.backends.choose import templates
 from descant.engine.rounds import Training
@@ -31,18 +39,6 @@ from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
 from helpers import assert_same
-
-flower = pytest.importorskip("flower_helpers", reason="Flower is missing: pip install 'descant[flower]'")
-
-ConfigRecord, RecordDict = (getattr(pytest.importorskip("flwr.app"), name)
-                            for name in ("ConfigRecord", "RecordDict"))
-
-from descant.deploy.exchange import Exchange  # noqa: E402 (Flower may be missing)
-from descant.deploy.keep import States  # noqa: E402
-from descant.deploy.letters import Letter, Packed  # noqa: E402
-from descant.deploy.nodes import Rules  # noqa: E402
-from descant.deploy.plan import read_experiment, tables_of  # noqa: E402
-from descant.deploy.roster import FRESH, Roster  # noqa: E402
 
 CLIENTS = 4
 DATA = {str(k): f"digits:{k}" for k in range(CLIENTS)}
@@ -64,9 +60,9 @@ def simulated(wanted: Experiment) -> runs.Run:
     return runs.start(Setup.of(wanted))
 
 
-def on_nodes(wanted: Experiment, place: Path, **options: Any) -> tuple[runs.Run, Any]:
-    grid = flower.Grid(flower.make_nodes(DATA, place))
-    return flower.federate(wanted, grid, place / "server", **options), grid
+def on_clients(wanted: Experiment, place: Path, **options: Any) -> tuple[runs.Run, Any]:
+    server = flower.MemoryServer(flower.make_clients(DATA, place))
+    return flower.federate(wanted, server, place / "server", **options), server
 
 
 def personal_tensors(run: runs.Run, client: int) -> tuple[torch.Tensor, ...]:
@@ -102,7 +98,7 @@ def assert_same_run(found: runs.Run, expected: runs.Run, tolerance: float) -> No
 def test_nodes_give_what_the_simulator_gives(method: str, cohort: int | str, tmp_path: Path) -> None:
     wanted = experiment(method, train={"cohort": cohort})
     expected = simulated(wanted)
-    found, _ = on_nodes(wanted, tmp_path, alone=False)
+    found, _ = on_clients(wanted, tmp_path, alone=False)
     assert_same_run(found, expected, 1e-10)
     for client in range(CLIENTS):
         own = load_file(tmp_path / str(client) / "model.safetensors")
@@ -113,14 +109,15 @@ def test_nodes_give_what_the_simulator_gives(method: str, cohort: int | str, tmp
 def test_running_statistics_travel_too(method: str, tmp_path: Path) -> None:
     place = "flower_helpers:batchnorm"
     wanted = experiment(method, model={"name": place})
-    grid = flower.Grid(flower.make_nodes(DATA, tmp_path, allow=["flower_helpers"]))
-    assert_same_run(flower.federate(wanted, grid, tmp_path / "server", alone=False), simulated(wanted), 1e-10)
+    server = flower.MemoryServer(flower.make_clients(DATA, tmp_path, allow=["flower_helpers"]))
+    found = flower.federate(wanted, server, tmp_path / "server", alone=False)
+    assert_same_run(found, simulated(wanted), 1e-10)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "pfedbred", "cgpfl", "fedmap", "pfedgt"])
 def test_in_single_precision_too(method: str, tmp_path: Path) -> None:
     wanted = experiment(method, train={"dtype": "float32", "rounds": 1})
-    assert_same_run(on_nodes(wanted, tmp_path, alone=False)[0], simulated(wanted), 1e-5)
+    assert_same_run(on_clients(wanted, tmp_path, alone=False)[0], simulated(wanted), 1e-5)
 
 
 COLUMNS = """
@@ -165,7 +162,8 @@ def test_files_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(COLUMNS.format(folder="./hospitals"))
     expected = simulated(Experiment.load(tmp_path / "own.toml"))
     away = Experiment.load(tmp_path / "own.toml", ["data.dataset=nodes"])
-    found = flower.federate(away, flower.Grid(flower.make_nodes(files, tmp_path)), tmp_path / "server")
+    server = flower.MemoryServer(flower.make_clients(files, tmp_path))
+    found = flower.federate(away, server, tmp_path / "server")
     assert_same_run(found, expected, 1e-10)
     with pytest.raises(UsageError, match="`descant server` leads"):
         simulated(away)
@@ -181,9 +179,9 @@ def test_files_of_their_own(tmp_path: Path) -> None:
 
 
 def test_what_each_is_worth_is_told(tmp_path: Path) -> None:
-    watcher = flower.Quiet()
-    run, _ = on_nodes(experiment("ditto", train={"rounds": 8}), tmp_path, watcher=watcher)
-    served = dict(watcher.of("served"))
+    observer = flower.Quiet()
+    run, _ = on_clients(experiment("ditto", train={"rounds": 8}), tmp_path, observer=observer)
+    served = dict(observer.of("served"))
     assert {*served} == {*DATA}
     kept = json.loads((tmp_path / "server" / "clients.json").read_text())
     assert kept == served
@@ -234,17 +232,17 @@ def test_an_answer_that_is_lost_has_not_happened(method: str, tmp_path: Path) ->
     the one before."""
     wanted = experiment(method)
     expected = simulated_without(wanted, {2: {2}}, tmp_path / "simulated")
-    nodes = flower.make_nodes(DATA, tmp_path)
+    nodes = flower.make_clients(DATA, tmp_path)
     answer = nodes["2"]
 
     def late(content: Any) -> Any:
-        found, facts = answer(content), Letter.read(content).facts
+        found, facts = answer(content), WireMessage.decode(content).facts
         return None if (facts.get("job"), facts.get("number")) == ("local", 2) else found
 
-    grid = flower.Grid(nodes | {"2": late})
-    found = flower.federate(wanted, grid, tmp_path / "server", alone=False, rules=Rules(deadline=0.3))
+    server = flower.MemoryServer(nodes | {"2": late})
+    found = flower.federate(wanted, server, tmp_path / "server", alone=False, rules=Rules(deadline=0.3))
     assert_same(found.snapshot("last").server, expected.snapshot("last").server, 1e-10)
-    assert found.history[1]["rejections"] == {"2": "no answer within 0.3 s"}
+    assert found.history[1]["rejections"] == {"2": "no reply within 0.3 s"}
     mine, theirs = (flat(run.history[2]["personal"]) for run in (found, expected))
     assert mine == pytest.approx(theirs, abs=1e-10)
 
@@ -252,73 +250,73 @@ def test_an_answer_that_is_lost_has_not_happened(method: str, tmp_path: Path) ->
 def test_whoever_comes_back_takes_part_again(tmp_path: Path) -> None:
     wanted = experiment("scaffold", train={"rounds": 4})
     expected = simulated_without(wanted, {2: {1}, 3: {1}}, tmp_path / "simulated")
-    grid = flower.Grid(flower.make_nodes(DATA, tmp_path))
+    server = flower.MemoryServer(flower.make_clients(DATA, tmp_path))
 
     class Away(flower.Quiet):
         def played(self, row: dict[str, Any]) -> None:
-            (grid.offline.add if row["round"] in (1, 2) else grid.offline.discard)("1")
+            (server.offline.add if row["round"] in (1, 2) else server.offline.discard)("1")
             time.sleep(FRESH)
 
-    found = flower.federate(wanted, grid, tmp_path / "server", watcher=Away(), alone=False)
+    found = flower.federate(wanted, server, tmp_path / "server", observer=Away(), alone=False)
     assert [row.get("rejections") for row in found.history] == [None, *[{"1": "not connected"}] * 2, None]
     assert_same(found.snapshot("last").server, expected.snapshot("last").server, 1e-10)
 
 
 def test_a_round_waits_for_as_many_as_it_needs(tmp_path: Path) -> None:
     wanted = experiment("fedavg")
-    grid = flower.Grid(flower.make_nodes(DATA, tmp_path))
+    server = flower.MemoryServer(flower.make_clients(DATA, tmp_path))
 
     class Away(flower.Quiet):
         def played(self, row: dict[str, Any]) -> None:
             if row["round"] == 1:
-                grid.offline.update("012")
+                server.offline.update("012")
                 time.sleep(FRESH)
 
         def waiting(self, there: int, needed: int, missing: Any) -> None:
             self.told.append(("waiting", there, needed, missing))
             if len(self.of("waiting")) == 3:
-                grid.offline.discard("1")
+                server.offline.discard("1")
 
-    watcher = Away()
-    found = flower.federate(wanted, grid, tmp_path / "server", watcher=watcher, alone=False,
+    observer = Away()
+    found = flower.federate(wanted, server, tmp_path / "server", observer=observer, alone=False,
                             rules=Rules(deadline=5, at_least=2))
-    assert watcher.of("waiting")[0] == (1, 2, ["0", "1", "2"])
+    assert observer.of("waiting")[0] == (1, 2, ["0", "1", "2"])
     assert {*found.history[1]["rejections"]} == {"0", "2"}
-    with pytest.raises(UsageError, match=r"at least 5 clients .* but there are 4: ask for fewer"):
-        flower.federate(wanted, grid, tmp_path / "other", rules=Rules(at_least=5))
+    with pytest.raises(UsageError, match=r"at least 5 clients .* but there are 4: lower it"):
+        flower.federate(wanted, server, tmp_path / "other", rules=Rules(at_least=5))
 
 
 def test_a_restarted_client_goes_on(tmp_path: Path) -> None:
     """Another process with the same directory: the state is there, and it need not join again."""
     wanted = experiment("pfedgt")
-    grid = flower.Grid(flower.make_nodes(DATA, tmp_path))
+    server = flower.MemoryServer(flower.make_clients(DATA, tmp_path))
 
     class Restarting(flower.Quiet):
         def played(self, row: dict[str, Any]) -> None:
-            grid.answers |= flower.make_nodes(DATA, tmp_path)
-            grid.since = dict.fromkeys(grid.ids, row["round"])
+            server.answers |= flower.make_clients(DATA, tmp_path)
+            server.since = dict.fromkeys(server.ids, row["round"])
 
-    found = flower.federate(wanted, grid, tmp_path / "server", watcher=Restarting(), alone=False)
+    found = flower.federate(wanted, server, tmp_path / "server", observer=Restarting(), alone=False)
     assert_same_run(found, simulated(wanted), 1e-10)
 
 
 def test_a_client_that_lost_its_directory_is_refused_until_it_has_it_back(tmp_path: Path) -> None:
     wanted = experiment("scaffold", train={"rounds": 4})
     expected = simulated_without(wanted, {2: {3}}, tmp_path / "simulated")
-    grid, told = flower.Grid(flower.make_nodes(DATA, tmp_path)), flower.Quiet()
+    server, told = flower.MemoryServer(flower.make_clients(DATA, tmp_path)), flower.Quiet()
 
     class Losing(flower.Quiet):
         def played(self, row: dict[str, Any]) -> None:
             own, aside = tmp_path / "3", tmp_path / "aside"
             if row["round"] == 1:
                 own.rename(aside)
-                grid.answers |= flower.make_nodes({"3": DATA["3"]}, tmp_path, told)
+                server.answers |= flower.make_clients({"3": DATA["3"]}, tmp_path, told)
             if row["round"] == 2:
                 shutil.rmtree(own)
                 aside.rename(own)
-                grid.answers |= flower.make_nodes({"3": DATA["3"]}, tmp_path)
+                server.answers |= flower.make_clients({"3": DATA["3"]}, tmp_path)
 
-    found = flower.federate(wanted, grid, tmp_path / "server", watcher=Losing(), alone=False)
+    found = flower.federate(wanted, server, tmp_path / "server", observer=Losing(), alone=False)
     assert found.history[1]["rejections"] == {"3": "it failed: DescantError"}
     assert any("the state of round 1 is not in" in str(error) for _, error in told.of("failed"))
     assert_same(found.snapshot("last").server, expected.snapshot("last").server, 1e-10)
@@ -349,23 +347,23 @@ def test_a_server_that_is_killed_continues(method: str, at: tuple[str, str, int]
 
             return maybe
 
-    grid = flower.Grid(flower.make_nodes(DATA, tmp_path))
+    server = flower.MemoryServer(flower.make_clients(DATA, tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        flower.federate(wanted, grid, tmp_path / "server", watcher=Killing(), alone=False)
-    found = flower.federate(wanted, grid, tmp_path / "server", alone=False)
+        flower.federate(wanted, server, tmp_path / "server", observer=Killing(), alone=False)
+    found = flower.federate(wanted, server, tmp_path / "server", alone=False)
     assert_same_run(found, simulated(wanted), 1e-10)
 
 
 def test_another_federation_is_not_continued(tmp_path: Path) -> None:
-    _, grid = on_nodes(experiment("fedavg"), tmp_path, alone=False)
-    with pytest.raises(UsageError, match="of another experiment: put that back"):
-        flower.federate(experiment("ditto"), grid, tmp_path / "server")
+    _, server = on_clients(experiment("fedavg"), tmp_path, alone=False)
+    with pytest.raises(UsageError, match="of another experiment: restore that one"):
+        flower.federate(experiment("ditto"), server, tmp_path / "server")
     with pytest.raises(UsageError, match="of 4 clients, not 3: start it with --clients 4"):
-        flower.federate(experiment("fedavg"), grid, tmp_path / "server", clients=3)
+        flower.federate(experiment("fedavg"), server, tmp_path / "server", clients=3)
     wanted = experiment("fedavg", train={"rounds": 5})
-    watcher = flower.Quiet()
-    longer = flower.federate(wanted, grid, tmp_path / "server", alone=False, watcher=watcher)
-    assert {*dict(watcher.of("served"))} == {*DATA}, "the models of the longer training"
+    observer = flower.Quiet()
+    longer = flower.federate(wanted, server, tmp_path / "server", alone=False, observer=observer)
+    assert {*dict(observer.of("served"))} == {*DATA}, "the models of the longer training"
     assert_same(longer.snapshot("last").server, simulated(wanted).snapshot("last").server, 1e-10)
 
 
@@ -378,19 +376,21 @@ def test_a_newcomer_gets_what_the_method_gives_newcomers(method: str, tmp_path: 
     expected = simulated(wanted)
     *names, newcomer = expected.setup.federation.names
     assert names == sorted(names)
-    grid = flower.Grid(flower.make_nodes({name: f"digits:{name}" for name in (*names, newcomer)}, tmp_path))
-    grid.offline.add(newcomer)
+    data = {name: f"digits:{name}" for name in (*names, newcomer)}
+    server = flower.MemoryServer(flower.make_clients(data, tmp_path))
+    server.offline.add(newcomer)
 
     class Coming(flower.Quiet):
         def played(self, row: dict[str, Any]) -> None:
-            grid.offline.discard(newcomer)
+            server.offline.discard(newcomer)
 
-    watcher = Coming()
-    found = flower.federate(wanted, grid, tmp_path / "server", clients=CLIENTS, watcher=watcher, alone=False)
+    observer = Coming()
+    found = flower.federate(wanted, server, tmp_path / "server", clients=CLIENTS, observer=observer,
+                            alone=False)
     assert_same(found.snapshot("last").server, expected.snapshot("last").server, 1e-10)
     own = load_file(tmp_path / newcomer / "model.safetensors")
     assert_same(tuple(own[name] for name in sorted(own)), personal_tensors(expected, CLIENTS), 1e-10)
-    assert newcomer in dict(watcher.of("served"))
+    assert newcomer in dict(observer.of("served"))
 
 
 # -- clients that lie -------------------------------------------------------------------------------------
@@ -399,41 +399,42 @@ def test_a_newcomer_gets_what_the_method_gives_newcomers(method: str, tmp_path: 
 def forged(change: Any) -> Any:
     """A change of the answers to local work."""
     def lie(content: Any, answer: Any) -> Any:
-        letter = Letter.read(answer)
-        if letter.facts.get("job") != "local":
+        message = WireMessage.decode(answer)
+        if message.facts.get("job") != "local":
             return answer
-        made = change(letter)
-        return made.content() if isinstance(made, Letter) else made
+        made = change(message)
+        return made.encode() if isinstance(made, WireMessage) else made
 
     return lie
 
 
 def with_theta(make: Any) -> Any:
-    def change(letter: Letter) -> Letter:
-        theta = letter.tensors["value.upload.theta"].tensor("theta", None)
-        return letter._replace(tensors={**letter.tensors, "value.upload.theta": Packed.of(make(theta))})
+    def change(message: WireMessage) -> WireMessage:
+        theta = message.tensors["value.upload.theta"].tensor("theta", None)
+        changed = {"value.upload.theta": PackedTensor.of(make(theta))}
+        return message._replace(tensors={**message.tensors, **changed})
 
     return forged(change)
 
 
 def claimed(**fields: Any) -> Any:
     """A tensor that says of itself what is not so."""
-    def change(letter: Letter) -> Letter:
-        told = letter.tensors["value.upload.theta"]._replace(**fields)
-        return letter._replace(tensors={**letter.tensors, "value.upload.theta": told})
+    def change(message: WireMessage) -> WireMessage:
+        told = message.tensors["value.upload.theta"]._replace(**fields)
+        return message._replace(tensors={**message.tensors, "value.upload.theta": told})
 
     return forged(change)
 
 
-def raw(record: str, facts: Any, **others: Any) -> Any:
-    return forged(lambda letter: RecordDict({record: ConfigRecord({"facts": facts, **others})}))
+def raw(facts: Any, tensors: Any = None, **blobs: bytes) -> Any:
+    return forged(lambda message: Payload(facts, tensors, blobs))
 
 
 def facts(**changes: Any) -> Any:
-    return forged(lambda letter: letter._replace(facts=letter.facts | changes))
+    return forged(lambda message: message._replace(facts=message.facts | changes))
 
 
-OTHER = dict(Letter.of({}, other=torch.ones(3)).tensors)
+OTHER = dict(WireMessage.of({}, other=torch.ones(3)).tensors)
 LIES: dict[str, tuple[Any, str]] = {
     "nan": (with_theta(lambda t: t * torch.nan), "upload.theta is not finite"),
     "inf": (with_theta(lambda t: t / 0), "upload.theta is not finite"),
@@ -446,26 +447,28 @@ LIES: dict[str, tuple[Any, str]] = {
     "no shape": (claimed(shape=None), "does not describe a tensor"),
     "dtype": (claimed(dtype="object"), "does not describe a tensor"),
     "pickle": (claimed(dtype="object", data=b"cos\nsystem\n(S'true'\ntR."), "does not describe a tensor"),
-    "unlisted": (raw("descant", "{}", tensors="{}", value=b"1"), "bytes that it does not list: 'value'"),
-    "list": (raw("descant", "{}", tensors="[]"), "its tensors are not a JSON object"),
-    "other list": (raw("descant", "{}", tensors='{"value": 3}'), "3 does not describe tensors"),
-    "twice": (raw("descant", "{}", tensors='{"value": [["value", "bool", [1]], ["value", "bool", [1]]]}',
+    "unlisted": (raw("{}", tensors="{}", value=b"1"), "unlisted bytes: 'value'"),
+    "list": (raw("{}", tensors="[]"), "its tensors are not a JSON object"),
+    "other list": (raw("{}", tensors='{"value": 3}'), "3 does not describe tensors"),
+    "twice": (raw("{}", tensors='{"value": [["value", "bool", [1]], ["value", "bool", [1]]]}',
                   value=b"12"), "does not describe a tensor"),
-    "bomb": (raw("descant", "{}", tensors='{"value": [["value", "float64", [1000000000, 1000000000]]]}'),
+    "bomb": (raw("{}", tensors='{"value": [["value", "float64", [1000000000, 1000000000]]]}'),
              "its value has 0 bytes, expected 8000000000000000000"),
-    "missing": (forged(lambda letter: letter._replace(tensors={})), "value.* is missing"),
-    "more": (forged(lambda letter: letter._replace(tensors={**letter.tensors, **OTHER})),
+    "missing": (forged(lambda message: message._replace(tensors={})), "value.* is missing"),
+    "more": (forged(lambda message: message._replace(tensors={**message.tensors, **OTHER})),
              "other is not expected"),
-    "job": (facts(job="score"), "it answers another order"),
-    "round": (facts(number=99), "it answers another order"),
+    "job": (facts(job="score"), "it replies to another request"),
+    "round": (facts(number=99), "it replies to another request"),
     "steps": (facts(steps=-1), "it claims -1 gradient steps"),
-    "steps as text": (facts(steps="many"), "its steps is 'many', which is no int"),
-    "nonce": (facts(nonce="0"), "it repeats the answer to another order"),
-    "garbage": (raw("x", 1), "is not a message of descant"),
-    "number": (raw("descant", 1), "are not one text of a sensible length"),
-    "no json": (raw("descant", "{"), "are not JSON"),
-    "a list": (raw("descant", "[1]"), "are not a JSON object"),
-    "failure": (forged(lambda letter: Letter(letter.facts | {"failed": "\x1b[31mno"})), "it failed:  .31mno"),
+    "steps as text": (facts(steps="many"), "field 'steps': expected int, got 'many'"),
+    "nonce": (facts(nonce="0"), "it repeats the reply to another request"),
+    "garbage": (forged(lambda message: NoReply("not a message of descant", True)),
+                "not a message of descant"),
+    "number": (raw(1), "are not text of at most 1048576 characters"),
+    "no json": (raw("{"), "are not JSON"),
+    "a list": (raw("[1]"), "are not a JSON object"),
+    "failure": (forged(lambda message: WireMessage(message.facts | {"failed": "\x1b[31mno"})),
+                "it failed:  .31mno"),
 }
 
 
@@ -473,10 +476,10 @@ LIES: dict[str, tuple[Any, str]] = {
 def test_a_liar_is_refused_by_name_and_the_run_is_unharmed(lie: str, tmp_path: Path) -> None:
     wanted = experiment("fedavg")
     expected = simulated_without(wanted, {1: {2}, 2: {2}, 3: {2}}, tmp_path / "simulated")
-    nodes = flower.make_nodes(DATA, tmp_path)
+    nodes = flower.make_clients(DATA, tmp_path)
     answer, (change, reason) = nodes["2"], LIES[lie]
-    grid = flower.Grid(nodes | {"2": lambda content: change(content, answer(content))})
-    found = flower.federate(wanted, grid, tmp_path / "server", alone=False)
+    server = flower.MemoryServer(nodes | {"2": lambda content: change(content, answer(content))})
+    found = flower.federate(wanted, server, tmp_path / "server", alone=False)
     for row in found.history:
         assert row["rejected"] == 1
         assert re.search(reason, row["rejections"]["2"]), row["rejections"]
@@ -485,56 +488,56 @@ def test_a_liar_is_refused_by_name_and_the_run_is_unharmed(lie: str, tmp_path: P
 
 def test_an_old_answer_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     wanted = experiment("fedavg")
-    nodes, kept = flower.make_nodes(DATA, tmp_path), {}
+    nodes, kept = flower.make_clients(DATA, tmp_path), {}
     answer = nodes["2"]
 
     def replay(content: Any) -> Any:
-        if Letter.read(content).facts.get("job") != "local":
+        if WireMessage.decode(content).facts.get("job") != "local":
             return answer(content)
         return kept.setdefault("first", answer(content))
 
-    grid = flower.Grid(nodes | {"2": replay})
-    found = flower.federate(wanted, grid, tmp_path / "server", alone=False)
+    server = flower.MemoryServer(nodes | {"2": replay})
+    found = flower.federate(wanted, server, tmp_path / "server", alone=False)
     assert [row.get("rejections") for row in found.history] == [
-        None, *[{"2": "it repeats the answer to another order"}] * 2]
+        None, *[{"2": "it repeats the reply to another request"}] * 2]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "pfedgt", "cgpfl", "globaltrain"])
 def test_the_norm_of_updates_is_bounded(method: str, tmp_path: Path) -> None:
     """Of what is learned, not of the model: a large model with a small update passes."""
     wanted = experiment(method)
-    nodes = flower.make_nodes(DATA, tmp_path)
+    nodes = flower.make_clients(DATA, tmp_path)
     answer = nodes["2"]
 
     def scaled(content: Any) -> Any:
-        letter = Letter.read(answer(content))
-        if letter.facts.get("job") not in ("local", "opening"):
-            return letter.content()
-        own = {name: packed.tensor(name, None) for name, packed in letter.tensors.items()}
-        grown = {name: Packed.of(1e3 * t + 1e3) for name, t in own.items()
+        message = WireMessage.decode(answer(content))
+        if message.facts.get("job") not in ("local", "opening"):
+            return message.encode()
+        own = {name: packed.tensor(name, None) for name, packed in message.tensors.items()}
+        grown = {name: PackedTensor.of(1e3 * t + 1e3) for name, t in own.items()
                  if ".upload" in name and t.is_floating_point()}
-        return letter._replace(tensors={**letter.tensors, **grown}).content()
+        return message._replace(tensors={**message.tensors, **grown}).encode()
 
     rules = Rules(deadline=5, max_norm=500.0)
-    grid = flower.Grid(nodes | {"2": scaled})
-    found = flower.federate(wanted, grid, tmp_path / "server", alone=False, rules=rules)
+    server = flower.MemoryServer(nodes | {"2": scaled})
+    found = flower.federate(wanted, server, tmp_path / "server", alone=False, rules=rules)
     for row in found.history:
         assert {*row["rejections"]} == {"2"}
-        assert re.search("its update has norm .*, and 500 is allowed", row["rejections"]["2"])
+        assert re.search("its update has norm .*; the limit is 500", row["rejections"]["2"])
 
 
 def test_a_failing_client_tells_its_error_at_home_only(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told, server = flower.Quiet(), flower.Quiet()
-    nodes = flower.make_nodes(DATA, tmp_path) | flower.make_nodes({"1": DATA["1"]}, tmp_path, told)
-    grid = flower.Grid(nodes)
+    nodes = flower.make_clients(DATA, tmp_path) | flower.make_clients({"1": DATA["1"]}, tmp_path, told)
+    server = flower.MemoryServer(nodes)
 
     def secret(*given: Any) -> Any:
         raise ValueError("the patient is Mrs Smith")
 
-    monkeypatch.setattr(States, "write", secret)
-    with pytest.raises(DescantError, match=r"no upload|were refused"):
-        flower.federate(experiment("ditto"), grid, tmp_path / "server", watcher=server)
+    monkeypatch.setattr(ClientStates, "write", secret)
+    with pytest.raises(DescantError, match=r"no upload|every upload|were rejected"):
+        flower.federate(experiment("ditto"), server, tmp_path / "server", observer=server)
     assert ("work", "ValueError: the patient is Mrs Smith") in [
         (what, f"{type(error).__name__}: {error}") for what, error in told.of("failed")]
     assert {reason for _, _, reason in server.of("lost")} == {"it failed: ValueError"}
@@ -550,13 +553,14 @@ def test_names_are_those_of_the_keys(tmp_path: Path) -> None:
             raise Killed
 
     for named, reason in ((True, "it calls itself '0', but its key is that of 'b'"),
-                          (False, "there is already a client of the name '0'")):
-        watcher, place = Two(), tmp_path / str(named)
-        nodes = flower.make_nodes({"0": DATA["0"]}, place)
-        grid = flower.Grid(nodes | {"b": flower.make_nodes({"0": DATA["1"]}, place / "b")["0"]}, named)
+                          (False, "a client called '0' is already connected")):
+        observer, place = Two(), tmp_path / str(named)
+        nodes = flower.make_clients({"0": DATA["0"]}, place)
+        other = flower.make_clients({"0": DATA["1"]}, place / "b")["0"]
+        server = flower.MemoryServer(nodes | {"b": other}, named)
         with pytest.raises(Killed):
-            flower.federate(experiment("fedavg"), grid, place / "server", watcher=watcher)
-        assert [why for _, why in watcher.of("refused")] == [reason]
+            flower.federate(experiment("fedavg"), server, place / "server", observer=observer)
+        assert [why for _, why in observer.of("refused")] == [reason]
 
 
 def test_data_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -565,23 +569,24 @@ def test_data_of_another_kind_are_refused(tmp_path: Path) -> None:
             raise Killed
 
     np.savez(tmp_path / "other.npz", x=np.ones((9, 3), np.float32), y=np.zeros(9, np.int64))
-    grid = flower.Grid(flower.make_nodes({"a": "digits:0", "b": str(tmp_path / "other.npz")}, tmp_path))
-    watcher = Two()
+    data = {"a": "digits:0", "b": str(tmp_path / "other.npz")}
+    server = flower.MemoryServer(flower.make_clients(data, tmp_path))
+    observer = Two()
     with pytest.raises(Killed):
-        flower.federate(experiment("fedavg"), grid, tmp_path / "server", watcher=watcher)
-    [(name, why)] = watcher.of("refused")
+        flower.federate(experiment("fedavg"), server, tmp_path / "server", observer=observer)
+    [(name, why)] = observer.of("refused")
     assert name == "b"
-    assert "its samples are not like those of a: its shape is (3,)" in why
+    assert "its samples differ from those of a: its shape is (3,)" in why
 
 
 def test_versions_must_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("descant.deploy.roster.__version__", "99.0")
-    nodes = flower.make_nodes(DATA, tmp_path)
-    grid, watcher = flower.Grid(nodes), flower.Quiet()
-    roster = Roster(Exchange(grid), tables_of(experiment("fedavg")), watcher.refused)
-    assert roster.greet() == {}
-    assert all("the server 99.0: install the same version on both sides" in why
-               for _, why in watcher.of("refused"))
+    monkeypatch.setattr("descant.deploy.client_manager.__version__", "99.0")
+    nodes = flower.make_clients(DATA, tmp_path)
+    server, observer = flower.MemoryServer(nodes), flower.Quiet()
+    manager = ClientManager(server, tables_of(experiment("fedavg")), observer.refused)
+    assert manager.connected() == {}
+    assert all("the server 99.0: install the same version on both" in why
+               for _, why in observer.of("refused"))
 
 
 def test_code_of_ones_own_is_run_only_if_both_sides_name_it(tmp_path: Path) -> None:
@@ -593,11 +598,11 @@ def test_code_of_ones_own_is_run_only_if_both_sides_name_it(tmp_path: Path) -> N
         tables = tables_of(experiment("fedavg")) | changes
         for allowed in ([], ["flower_helpers:other"]):
             with pytest.raises(UsageError, match=r"the server's experiment: .*add --allow flower_helpers to"):
-                read_experiment(tables, allowed)
+                received_experiment(tables, allowed)
     for allowed in ([place], ["flower_helpers"]):
-        read_experiment(tables_of(experiment("fedavg", model={"name": place})), allowed)
+        received_experiment(tables_of(experiment("fedavg", model={"name": place})), allowed)
     with pytest.raises(UsageError, match="a module of Python itself"):
-        read_experiment(tables_of(experiment("fedavg")) | {"model": {"name": "os:system", "command": "true"}})
+        received_experiment(tables | {"model": {"name": "os:system", "command": "true"}})
 
 
 def test_a_client_can_insist_on_an_experiment(tmp_path: Path) -> None:
@@ -605,12 +610,12 @@ def test_a_client_can_insist_on_an_experiment(tmp_path: Path) -> None:
     told = flower.Quiet()
     for wanted, works in ((experiment("fedavg", train={"rounds": 9}), True),
                           (experiment("fedavg", train={"batch": 1}), False)):
-        [answer] = flower.make_nodes({"0": DATA["0"]}, tmp_path, told, expected=expected).values()
+        [answer] = flower.make_clients({"0": DATA["0"]}, tmp_path, told, expected=expected).values()
         hello = {"what": "hello", "protocol": 1, "version": descant.__version__,
                  "experiment": tables_of(wanted)}
-        found = Letter.read(answer(Letter(hello).content())).facts
+        found = WireMessage.decode(answer(WireMessage(hello).encode())).facts
         assert ("failed" not in found) is works
-    assert "not the one that was expected here: train.batch: 20 became 1" in str(told.of("failed")[0][1])
+    assert "is not the expected one: train.batch: 20 became 1" in str(told.of("failed")[0][1])
 
 
 @pytest.mark.parametrize("data", [
@@ -618,7 +623,7 @@ def test_a_client_can_insist_on_an_experiment(tmp_path: Path) -> None:
 def test_a_server_cannot_name_files_of_a_client(data: dict[str, Any]) -> None:
     tables = tables_of(experiment("fedavg"))
     with pytest.raises(UsageError, match=r"neither with the clients|on another machine"):
-        read_experiment(tables | {"data": data})
+        received_experiment(tables | {"data": data})
 
 
 # -- what leaves a client ---------------------------------------------------------------------------------
@@ -629,47 +634,102 @@ def test_nothing_but_tensors_counts_and_figures_leaves_a_client(tmp_path: Path) 
     method's upload and of the tallies, and no row of the client's is among their bytes."""
     wanted = experiment("ditto", train={"dtype": "float32"})
     answers: list[Any] = []
-    nodes = flower.make_nodes(DATA, tmp_path)
+    nodes = flower.make_clients(DATA, tmp_path)
 
     def listening(name: str) -> Any:
         def answer(content: Any) -> Any:
             found = nodes[name](content)
-            answers.append((name, Letter.read(found)))
+            answers.append((name, WireMessage.decode(found)))
             return found
 
         return answer
 
-    flower.federate(wanted, flower.Grid({name: listening(name) for name in nodes}), tmp_path / "server")
+    server = flower.MemoryServer({name: listening(name) for name in nodes})
+    flower.federate(wanted, server, tmp_path / "server")
     federation = Setup.of(wanted).federation
     rows = {federation.x[k].numpy().tobytes() for k in range(len(federation.x))}
     rows |= {federation.x[k].float().div(255).numpy().tobytes() for k in range(len(federation.x))}
     allowed = {"what", "nonce", "name", "kind", "rows", "version", "session", "client", "sizes", "job",
                "number", "steps", "figures"}
-    for name, letter in answers:
-        assert {*letter.facts} <= allowed
-        assert letter.facts["name"] == name
-        words = [value for value in letter.facts.values() if isinstance(value, str)]
+    for name, message in answers:
+        assert {*message.facts} <= allowed
+        assert message.facts["name"] == name
+        words = [value for value in message.facts.values() if isinstance(value, str)]
         assert all(len(word) <= 16 for word in words)
-        assert {*letter.tensors} <= {
+        assert {*message.tensors} <= {
             "value.upload.model.theta", "value.upload.model.stats", "value.loss",
             *(f"value.{who}.{what}" for who in ("personal", "shared")
               for what in ("validation", "test", "error", "auroc"))}
-        for packed in letter.tensors.values():
+        for packed in message.tensors.values():
             assert not any(row in packed.data for row in rows)
 
 
-@pytest.mark.parametrize("size", [10, 10**6])
-def test_letters_arrive_as_they_were_sent(size: int) -> None:
-    """Small ones with their facts, large ones as arrays: whatever is in them, empty tensors too."""
-    sent = Message(Model(torch.randn(size), torch.zeros(0)), (torch.tensor(True), torch.arange(3), ()))
-    letter = Letter.of({"what": "x", "n": 1}, shared=sent.shared, each=sent.each)
-    content = letter.content()
-    assert ("pieces" in content) is (size > 10)
-    found = Letter.read(content)
+def test_messages_arrive_as_they_were_sent() -> None:
+    """Whatever is in them, empty tensors too."""
+    sent = Message(Model(torch.randn(10), torch.zeros(0)), (torch.tensor(True), torch.arange(3), ()))
+    message = WireMessage.of({"what": "x", "n": 1}, shared=sent.shared, each=sent.each)
+    found = WireMessage.decode(message.encode())
     assert found.facts == {"what": "x", "n": 1}
     assert_same(found.tree("shared", sent.shared), sent.shared)
     assert_same(found.tree("each", sent.each), sent.each)
-    # what is the same for two clients is the same piece
-    other = Letter.of({"what": "y"}, shared=sent.shared, each=(torch.tensor(False), torch.arange(3), ()))
-    if size > 10:
-        assert other.content()["pieces"]["shared"].data == content["pieces"]["shared"].data
+
+
+@pytest.mark.parametrize("size", [10, 10**6])
+def test_flowers_records_carry_payloads(size: int) -> None:
+    """Small blobs with the facts, large ones as arrays."""
+    records = pytest.importorskip("descant.deploy.transport.records", exc_type=ImportError)
+    payload = WireMessage.of({"what": "x"}, shared=torch.randn(size), each=torch.arange(3)).encode()
+    content = records.to_records(payload)
+    assert ("pieces" in content) is (size > 10)
+    assert records.from_records(content) == payload
+    other = records.to_records(payload._replace(facts="{}"))
+    if size > 10:  # what is the same for two clients is the same array
+        assert other["pieces"]["shared"].data == content["pieces"]["shared"].data
+    del content["descant"]
+    with pytest.raises(Rejected, match="not a message of descant"):
+        records.from_records(content)
+    content["x"] = other["descant"]
+    with pytest.raises(Rejected, match="not a message of descant"):
+        records.from_records(content)
+
+
+def test_a_request_that_cannot_be_read_is_replied_to(tmp_path: Path) -> None:
+    [reply] = flower.make_clients({"0": DATA["0"]}, tmp_path).values()
+    assert "are not JSON" in WireMessage.decode(reply(Payload("{", "{}"))).facts["failed"]
+
+
+# -- the transport ----------------------------------------------------------------------------------------
+
+
+def test_another_transport_is_all_that_another_network_needs(tmp_path: Path) -> None:
+    """Clients in threads that come one by one and leave by themselves, on a transport without Flower."""
+    wanted, server, told = experiment("pfedme"), flower.MemoryServer({}), flower.Quiet()
+    stop = threading.Event()
+    clients = [threading.Thread(target=flower.MemoryClient(server, name).serve,
+                                args=(reply, told, stop)) for name, reply in
+               flower.make_clients(DATA, tmp_path).items()]
+    for client in clients:
+        client.start()
+    try:
+        found = flower.federate(wanted, server, tmp_path / "server", clients=CLIENTS, alone=False)
+    finally:
+        stop.set()
+        for client in clients:
+            client.join(10)
+    assert_same_run(found, simulated(wanted), 1e-10)
+    assert len(told.of("connected")) == CLIENTS
+    assert sum(count for (count,) in told.of("sent")) > 0
+    assert server.connected() == {}
+
+
+def test_only_the_transport_imports_flowers_private_parts() -> None:
+    """And nothing of Flower at all but in its own apps."""
+    folder = Path(descant.__file__).parent
+    public = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+    for path in folder.rglob("*.py"):
+        if (folder / "flower" / "transport") in path.parents:
+            continue
+        names = re.findall(r"^\s*(?:from|import) (flwr[\w.]*)", path.read_text(), re.MULTILINE)
+        assert all(name in public for name in names), path
+        if names:
+            assert path.name in ("flower_app.py", "__init__.py"), path

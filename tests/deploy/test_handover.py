@@ -1,4 +1,4 @@
-"""Models taken home: what is exported predicts what the run predicts; newcomers get what a method gives."""
+"""Exported models: what is exported predicts what the run predicts; newcomers get what a method gives."""
 
 from __future__ import annotations
 
@@ -17,40 +17,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from torch import nn
 from typer.testing import CliRunner
 
 import descant
+import flower_helpers as flower
 from descant.algorithms import CGPFL, FedAvg, FedMAP, LocalTrain, pFedBreD, pFedGT, pFedMe
+from descant.cli import app
+from descant.cli.export import load_run
 from descant.core.files import locked
 from descant.core.permit import ran
 from descant.core.sample import SampleFormat
 from descant.core.splits import SPLITS
 from descant.core.task import inputs
-from descant.deploy.export import (
-    Manifest,
-    commands,
-    export_model,
-    formats,
-    load_model,
-    personalized,
-    predictions,
-)
-from descant.deploy.export.export import export_models, load_run, safe_names
+from descant.deploy.export import Manifest, export_model, formats, load_model, personalized, predictions
+from descant.deploy.export.export import export_models, safe_names
 from descant.deploy.export.manifest import read_manifest, save_model
 from descant.deploy.export.network import OnRows
 from descant.deploy.export.personalize import wilson
-from descant.deploy.frame import Frame, Member
+from descant.deploy.federation import ClientInfo, RemoteFederation
 from descant.errors import UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run, Setup
 from descant.models import DNN
 from helpers import batchnorm_net, quadratics, ragged
-
-app = typer.Typer(pretty_exceptions_enable=False)
-commands.register(app)
 
 SCHEMA = {"target": "ill", "classes": ["no", "yes"],
           "columns": {"age": "number", "sex": ["f", "m"], "lab": "number", "note": "ignore"}}
@@ -139,7 +130,7 @@ def test_a_module_of_ones_own_with_running_statistics(tmp_path: Path) -> None:
     place = export_model(run, "client3", tmp_path)
     x = run.setup.federation.x[:9]
     assert torch.equal(load_model(place, batchnorm_net())(x), run.personal_model(3)(x))
-    with pytest.raises(UsageError, match=r"was a Python object, which no file can hold: give it again"):
+    with pytest.raises(UsageError, match=r"was a Python object, which is not in the file: pass it again"):
         load_model(place)
     with pytest.raises(UsageError, match="does not have the tensors of this model"):
         load_model(place, nn.Linear(3, 3))
@@ -175,7 +166,7 @@ def test_a_module_that_cannot_be_made_again_is_told(tmp_path: Path, monkeypatch:
     made = export_models(run, [0, 1], tmp_path / "models")
     assert len(made.places) == 2
     [problem] = made.problems
-    assert problem.startswith("a: load_model cannot make this model again by its name")
+    assert problem.startswith("a: load_model cannot rebuild this model from its name")
 
 
 def test_the_model_for_all(kept: Path, tmp_path: Path) -> None:
@@ -187,7 +178,7 @@ def test_the_model_for_all(kept: Path, tmp_path: Path) -> None:
     about = read_manifest(place)
     assert about.client is None
     assert about.preprocess is None
-    with pytest.raises(UsageError, match="by every client's own numbers"):
+    with pytest.raises(UsageError, match="with every client's own constants"):
         predictions(place, kept / "hospitals" / "a.csv")
     none = run_on(kept / "hospitals", None, {"name": "cgpfl", "K": 2})
     with pytest.raises(UsageError, match="cgpfl has no global model"):
@@ -220,7 +211,7 @@ def test_the_last_round_and_the_best(tmp_path: Path) -> None:
     without = run_on(folder, None, data={"validation": 0.0})
     about = read_manifest(export_model(without, "a", tmp_path / "none"))
     assert about.round == 3
-    assert about.notes == ("this is the last round: there is no validation data to choose the best one by",)
+    assert about.notes == ("this is the last round: without validation data there is no best round",)
 
 
 # -- predictions ------------------------------------------------------------------------------------------
@@ -357,7 +348,7 @@ def test_a_loss_of_ones_own_gives_classes_without_probabilities(tmp_path: Path) 
     np.savez(tmp_path / "x.npz", x=run.setup.federation.x.numpy())
     found = predictions(place, tmp_path / "x.npz")
     assert found.table().splitlines()[0] == "predicted"
-    with pytest.raises(UsageError, match="does not say how outputs become probabilities"):
+    with pytest.raises(UsageError, match="does not define probabilities"):
         found.table(probabilities=True)
 
 
@@ -401,7 +392,7 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
     np.savez(tmp_path / "hole.npz", x=np.full((3, 64), np.nan))
     for name, message in (("narrow.npz", r"rows of shape \(8,\), but the model takes \(64,\)"),
                           ("label.npz", "y holds 12, but the model knows the classes 0 to 9"),
-                          ("hole.npz", r"x\[0, 0\] is missing, and this model has no number"),
+                          ("hole.npz", r"x\[0, 0\] is missing, and this model does not impute"),
                           ("none.npz", "there is no file"), ("rows.txt", "must end in one of .csv")):
         with pytest.raises(UsageError, match=message):
             predictions(place, tmp_path / name)
@@ -423,9 +414,9 @@ def test_damaged_models_are_refused(kept: Path, tmp_path: Path) -> None:
     whole = contents(one)
     tensors = (one / "model.safetensors").read_bytes()
     (one / "model.safetensors").write_bytes(tensors[:-1] + bytes([tensors[-1] ^ 1]))
-    refused("its hash is another")
+    refused("another hash")
     shutil.copy(other / "model.safetensors", one / "model.safetensors")
-    refused("its hash is another")
+    refused("another hash")
     (one / "model.safetensors").unlink()
     refused("model.safetensors is missing")
     (one / "model.safetensors").write_bytes(tensors)
@@ -434,7 +425,7 @@ def test_damaged_models_are_refused(kept: Path, tmp_path: Path) -> None:
     for change, message in (({"format": 99}, "its format is 99"), ({"round": "three"}, "round is 'three'"),
                             ({"dtype": "float33"}, "no type of numbers"),
                             ({"dtype": "int32"}, "a model of int32 is none"),
-                            ({"files": {"model.safetensors": 3}}, "its hash is another"),
+                            ({"files": {"model.safetensors": 3}}, "another hash"),
                             ({"schema": {}}, "not a schema"),
                             ({"preprocess": {"fill": "x"}}, "preprocess.fill")):
         (one / "model.json").write_text(json.dumps(about | change))
@@ -481,7 +472,7 @@ def test_export_leaves_the_run_alone_and_overwrites_nothing(kept: Path, tmp_path
 def test_what_is_asked_for_must_be_there(kept: Path, tmp_path: Path) -> None:
     to = tmp_path / "models"
     for arguments, message in (
-            ((kept / "run", "--to", to), "say --client NAME, --client all, or --global"),
+            ((kept / "run", "--to", to), "use --client NAME, --client all, or --global"),
             ((kept / "run", "--client", "cc", "--to", to), "unknown client 'cc': did you mean 'ccc'?"),
             ((kept / "run", "--client", "7", "--to", to), "client 7 does not exist: there are clients 0 to"),
             ((kept, "--client", "a", "--to", to), "holds no run: it has no config.toml"),
@@ -541,7 +532,7 @@ def test_names_that_are_no_names_of_directories(tmp_path: Path) -> None:
 def test_what_is_no_network_cannot_be_exported(tmp_path: Path) -> None:
     run = descant.run("fedavg", federation=quadratics(), model="quadratic", rounds=1, backend="loop",
                       dtype="float64")
-    with pytest.raises(UsageError, match="a function of a vector and no network"):
+    with pytest.raises(UsageError, match="a function of a vector, not a network"):
         export_model(run, 0, tmp_path / "models")
 
     class Mixed(FedAvg):
@@ -672,7 +663,7 @@ def test_a_converter_that_fails_costs_only_its_file(
     result = call("export", kept / "run", "--client", "all", "--to", tmp_path, "--torch-export")
     assert result.exit_code == 1
     for name in ("a", "bb", "ccc"):
-        assert f"error: {name}: model.pt2 could not be made: no such operator\n" in result.stderr
+        assert f"error: {name}: model.pt2 could not be written: no such operator\n" in result.stderr
         assert {path.name for path in (tmp_path / name).iterdir()} == {"model.json", "model.safetensors"}
 
 
@@ -682,7 +673,8 @@ def test_a_file_with_other_outputs_is_not_written(
     monkeypatch.setitem(formats._WRITERS, "pt2",
                         lambda network: (b"wrong", lambda rows: network(rows) + 1e-3))
     made = export_models(load_run(kept / "run"), [0], tmp_path, formats=["pt2"])
-    assert made.problems == ["a: model.pt2 could not be made: its outputs differ from the model's by 0.001"]
+    assert made.problems == [
+        "a: model.pt2 could not be written: its outputs differ from the model's by 0.001"]
     assert not (tmp_path / "a" / "model.pt2").exists()
 
 
@@ -722,7 +714,7 @@ def test_a_newcomer_gets_what_the_simulator_gives_an_unseen_client(
     result = call("personalize", tmp_path / "run", "--data", newcomer, "--to", tmp_path / "models")
     assert result.exit_code == 0, result.stderr
     assert "alone" in result.stdout
-    assert "test rows: an accuracy of" in result.stdout
+    assert "95 % confidence interval of accuracy" in result.stdout
     assert contents(tmp_path / "run") == before
     # the model that was written predicts the newcomer's rows as they are in its file
     federation = expected.setup.federation
@@ -776,8 +768,8 @@ def test_newcomers_that_do_not_fit(kept: Path, tmp_path: Path) -> None:
     refused(tmp_path / "rows.txt", "must end in one of .csv")
     refused(write_csv(tmp_path / "one.csv", ["1,2,f,x,no"]), "has 1 rows: a client needs at least 2")
     refused(write_csv(tmp_path / "blind.csv", ["1,2,f"] * 9, "lab,age,sex"), "it has no column 'ill'")
-    refused(good, "'a' is a client of this run, which has a model", "--name", "a")
-    refused(good, "only such as can be printed", "--name", "a\nb")
+    refused(good, "'a' is a client of this run, whose model", "--name", "a")
+    refused(good, "use printable characters", "--name", "a\nb")
     np.savez(tmp_path / "narrow.npz", x=np.zeros((9, 3)), y=np.zeros(9, int))
     refused(tmp_path / "narrow.npz", "the schema has 4 features")
     assert contents(kept) == before
@@ -800,12 +792,11 @@ def test_the_interval_of_wilson() -> None:
     assert (low, high) == (pytest.approx(0.8389, abs=1e-4), pytest.approx(1.0))
 
 
-# -- clients elsewhere ------------------------------------------------------------------------------------
+# -- remote clients ------------------------------------------------------------------------------------
 
 
-def test_a_federation_of_real_nodes(tmp_path: Path) -> None:
+def test_a_remote_federation(tmp_path: Path) -> None:
     """The server's run has the model for all, each client's directory its own; newcomers can be served."""
-    flower = pytest.importorskip("flower_helpers")
     folder = hospitals(tmp_path / "hospitals")
     here = run_on(folder, None, train={"dtype": "float64"})
     sections = here.setup.tables()
@@ -813,13 +804,13 @@ def test_a_federation_of_real_nodes(tmp_path: Path) -> None:
     del sections["data"]["clients"]
     files = {path.stem: str(path) for path in sorted(folder.iterdir())}
     out = tmp_path / "server"
-    grid = flower.Grid(flower.make_nodes(files, tmp_path))
-    flower.federate(Experiment.parse(sections), grid, out, alone=False)
+    transport = flower.MemoryServer(flower.make_clients(files, tmp_path))
+    flower.federate(Experiment.parse(sections), transport, out, alone=False)
     before = contents(out)
     for place in (out, out / "run"):
         result = call("export", place, "--client", "a", "--to", tmp_path / "models")
         assert result.exit_code == 2
-        assert "with its clients, on their own machines" in result.stderr
+        assert "are on the clients' machines" in result.stderr
     assert call("export", out, "--global", "--to", tmp_path / "models").exit_code == 0
     x = here.setup.federation.x[:5]
     assert torch.allclose(load_model(tmp_path / "models" / "global")(x), here.global_model()(x), atol=1e-10)
@@ -838,7 +829,8 @@ def test_a_federation_of_real_nodes(tmp_path: Path) -> None:
 
 def test_constants_of_the_experiment_are_known_where_the_rows_are_not(kept: Path) -> None:
     setup = load_run(kept / "run").setup
-    frame = Frame.of(SampleFormat((4,), "real", (), "int64", 2, None), [Member("a", 3, 1, 1)], torch.float32)
+    frame = RemoteFederation.of(SampleFormat((4,), "real", (), "int64", 2, None), [ClientInfo("a", 3, 1, 1)],
+                                torch.float32)
     constants = {"scale": "constants", "mean": [1.0], "std": [2.0], "impute": "none"}
     for changes, found in ((constants, {"mean": [1.0] * 4, "std": [2.0] * 4}),
                            ({"scale": "none", "impute": "none"}, {}), ({"scale": "client"}, None)):

@@ -23,18 +23,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
 import httpx
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import descant
-from descant.deploy import certificates, fleet
-from descant.deploy.certificates import ClientKeys, ServerKeys, make_certificates
-from descant.deploy.fleet import serve
-from descant.deploy.link import Link, open_link
-from descant.deploy.wire import Address
+from descant.deploy import certificates, keys
+from descant.deploy.certificates import make_certificates
+from descant.deploy.keys import ClientKeys, ServerKeys
+from descant.deploy.messages import WireMessage
+from descant.deploy.transport import NoReply, Payload, flower_client
+from descant.deploy.transport.address import Address, diagnose
+from descant.deploy.transport.flower_client import FlowerClient
+from descant.deploy.transport.flower_server import FlowerServer, open_server
 from descant.errors import DescantError, UsageError
 
 pytestmark = pytest.mark.slow
@@ -43,10 +46,11 @@ NAMES = ("north", "south")
 # the package that these tests see is the one that is run, installed or not
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(descant.__file__).parents[1])}
 NODE = """
-import sys, threading, time
+import json, sys, threading, time
 from pathlib import Path
-from descant.deploy.certificates import ClientKeys
-from descant.deploy.fleet import serve
+from descant.deploy.keys import ClientKeys
+from descant.deploy.transport.address import Address
+from descant.deploy.transport.flower_client import FlowerClient
 
 address, pki, name = sys.argv[1:]
 
@@ -56,19 +60,19 @@ class Events:
     def received(self, count): pass
     def sent(self, count): pass
 
-def answer(content):
-    time.sleep(content["facts"].get("seconds", 0))
-    return content
+def echo(payload):
+    time.sleep(json.loads(payload.facts).get("seconds", 0))
+    return payload
 
 keys = None if pki == "none" else ClientKeys.load(Path(pki) / name, name)
-serve(address, keys, answer, Path(name), Events(), threading.Event())
+FlowerClient(Address.parse(address), keys, Path(name)).serve(echo, Events(), threading.Event())
 """
 PARENT = """
 import sys, time
 from pathlib import Path
-from descant.deploy.link import open_link
+from descant.deploy.transport.flower_server import open_server
 
-link = open_link("127.0.0.1", 0, None, Path("orphan.log"))
+link = open_server("127.0.0.1", 0, None, Path("orphan.log"))
 print(link.process, link._home.name, flush=True)
 time.sleep(100)
 """
@@ -109,12 +113,12 @@ class Federation:
         self.keys = keys
         self.nodes = nodes
         self._log = directory / "superlink.log"
-        self.link = open_link("0.0.0.0" if keys else "127.0.0.1", 0, keys, self._log)
+        self.link = open_server("0.0.0.0" if keys else "127.0.0.1", 0, keys, self._log)
 
     def restart(self) -> None:
         port = self.link.port
         self.link.close()
-        self.link = open_link("0.0.0.0" if self.keys else "127.0.0.1", port, self.keys, self._log)
+        self.link = open_server("0.0.0.0" if self.keys else "127.0.0.1", port, self.keys, self._log)
 
 
 @pytest.fixture(scope="module")
@@ -147,81 +151,82 @@ def until(what: Callable[[], Any], seconds: float = 30) -> Any:
     return found
 
 
-def online(link: Link, count: int = len(NAMES)) -> dict[str, int]:
+def online(link: FlowerServer, count: int = len(NAMES)) -> dict[str, int]:
     def look() -> dict[str, int] | None:
-        found = {node.name: node.node_id for node in link.grid.get_nodes()}
+        found = {connection.name: address for address, connection in link.connected().items()}
         return found if len(found) == count else None
     found: dict[str, int] = until(look)
     return found
 
 
-def content(tensor: np.ndarray | None = None, **facts: Any) -> RecordDict:
-    records: dict[str, Any] = {"facts": ConfigRecord(facts)}
-    if tensor is not None:
-        records["tensors"] = ArrayRecord({"x": Array(tensor)})
-    return RecordDict(records)
+def message(tensor: torch.Tensor | None = None, **facts: Any) -> Payload:
+    return WireMessage.of(facts, **({} if tensor is None else {"x": tensor})).encode()
 
 
-def ask(link: Link, letters: Mapping[int, RecordDict], seconds: float = 60) -> dict[int, RecordDict]:
-    """The answers of these nodes; a letter to a node that is just coming back is sent again."""
-    answers: dict[int, RecordDict] = {}
+def ask(link: FlowerServer, payloads: Mapping[int, Payload], seconds: float = 60) -> dict[int, WireMessage]:
+    """The replies of these clients; a request to a client that is just coming back is sent again."""
+    replies: dict[int, WireMessage] = {}
     sent: dict[str, int] = {}
     deadline = time.monotonic() + seconds
-    while len(answers) < len(letters):
-        assert time.monotonic() < deadline, "no answer in time"
-        missing = [node for node in letters if node not in answers and node not in sent.values()]
+    while len(replies) < len(payloads):
+        assert time.monotonic() < deadline, "no reply in time"
+        missing = {address: payload for address, payload in payloads.items()
+                   if address not in replies and address not in sent.values()}
         if missing:
-            ids = link.grid.push_messages([Message(letters[node], node, "train") for node in missing])
-            sent |= dict(zip(ids, missing, strict=True))
-        for reply in link.grid.pull_messages(sent):
-            node = sent.pop(reply.metadata.reply_to_message_id)
-            if not reply.has_error():
-                answers[node] = reply.content
+            sent |= {id: address for address, id in link.send(missing, 60).items()}
+        for id, reply in link.receive(sent):
+            address = sent.pop(id)
+            if not isinstance(reply, NoReply):
+                replies[address] = WireMessage.decode(reply)
         time.sleep(0.02)
-    return answers
+    return replies
+
+
+def received(link: FlowerServer, id: str) -> bool:
+    return bool([*link.receive([id])])
 
 
 def test_an_echo_through_tls(federation):
     nodes = online(federation.link)
     assert {*nodes} == {*NAMES}
     for turn in range(3):
-        found = ask(federation.link, {node: content(turn=turn, to=name) for name, node in nodes.items()})
-        assert {name: dict(found[node]["facts"]) for name, node in nodes.items()} == {
+        found = ask(federation.link, {node: message(turn=turn, to=name) for name, node in nodes.items()})
+        assert {name: found[node].facts for name, node in nodes.items()} == {
             name: {"turn": turn, "to": name} for name in NAMES}
 
 
 def test_eighty_megabytes(federation):
     node = online(federation.link)["north"]
-    tensor = np.random.default_rng(0).standard_normal(10_000_000)
-    found = ask(federation.link, {node: content(tensor)})[node]["tensors"]["x"].numpy()
-    assert np.array_equal(found, tensor)
+    tensor = torch.from_numpy(np.random.default_rng(0).standard_normal(10_000_000))
+    found = ask(federation.link, {node: message(tensor)})[node].tree("x", tensor)
+    assert torch.equal(found, tensor)
 
 
 def test_heartbeats_go_on_while_an_answer_is_made(federation):
     """And nobody else waits for it."""
     link = federation.link
     nodes = online(link)
-    (slow,) = link.grid.push_messages([Message(content(seconds=2.5 * fleet.BEAT), nodes["north"], "train")])
+    (slow,) = link.send({nodes["north"]: message(seconds=2.5 * flower_client.BEAT)}, 60).values()
 
     def holds() -> float:
-        (until,) = [node.online_until for node in link.grid.get_nodes() if node.name == "north"]
+        (until,) = [node.online_until for node in link._grid.get_nodes() if node.name == "north"]
         return until
 
     begin = holds()
-    ask(link, {nodes["south"]: content()})
-    until(lambda: holds() > begin + 1.5 * fleet.BEAT)
-    assert not link.grid.pull_messages([slow])
-    until(lambda: link.grid.pull_messages([slow]))
+    ask(link, {nodes["south"]: message()})
+    until(lambda: holds() > begin + 1.5 * flower_client.BEAT)
+    assert not received(link, slow)
+    until(lambda: received(link, slow))
 
 
 def test_a_message_that_nobody_will_answer_is_forgotten(federation):
     """Also when the answer comes late: the node drops it and answers the next."""
     link = federation.link
     node = online(link)["south"]
-    (late,) = link.grid.push_messages([Message(content(seconds=1.5), node, "train", ttl=1.0)])
+    (late,) = link.send({node: message(seconds=1.5)}, 1.0).values()
     time.sleep(0.3)
     link.forget([late])
-    assert ask(link, {node: content(turn=2)}, 10)[node]["facts"]["turn"] == 2
+    assert ask(link, {node: message(turn=2)}, 10)[node].facts["turn"] == 2
 
 
 def test_forgotten_messages_take_no_memory(federation):
@@ -234,30 +239,30 @@ def test_forgotten_messages_take_no_memory(federation):
         return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
 
     # a node that is busy fetches nothing more
-    (busy,) = link.grid.push_messages([Message(content(seconds=4.0), node, "train")])
+    (busy,) = link.send({node: message(seconds=4.0)}, 60).values()
     time.sleep(0.3)
     begin = megabytes()
     for turn in range(15):
-        link.forget(link.grid.push_messages([Message(content(np.full(10**6, turn)), node, "train")]))
+        link.forget([*link.send({node: message(torch.full((10**6,), turn))}, 60).values()])
     assert megabytes() < begin + 60
-    until(lambda: link.grid.pull_messages([busy]))
+    until(lambda: received(link, busy))
 
 
 def test_a_port_in_use(federation, tmp_path):
     port = federation.link.port
     with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use: choose another with --port"):
-        open_link("127.0.0.1", port, None, tmp_path / "log")
+        open_server("127.0.0.1", port, None, tmp_path / "log")
 
 
 def test_addresses_that_cannot_be_served(tmp_path, pki):
     keys = ServerKeys.load(pki / "ours" / "server")
     for host, port, why in [("192.0.2.1", 0, "not an address of this machine"),
-                            ("127.0.0.1", 70000, "up to 65535"),
-                            ("no such host", 0, "not a name or an address")]:
+                            ("127.0.0.1", 70000, "at most 65535"),
+                            ("no such host", 0, "not a name or address")]:
         with pytest.raises(UsageError, match=why):
-            open_link(host, port, keys, tmp_path / "log")
+            open_server(host, port, keys, tmp_path / "log")
     with pytest.raises(UsageError, match=r"0\.0\.0\.0 is not its loopback"):
-        open_link("0.0.0.0", 0, None, tmp_path / "log")
+        open_server("0.0.0.0", 0, None, tmp_path / "log")
 
 
 # -- who is let in -------------------------------------------------------------------------------
@@ -283,7 +288,8 @@ class Events:
 def attempt(address: str, keys: ClientKeys | None, directory: Path) -> str:
     """Why a client does not even begin."""
     with pytest.raises(DescantError) as error:
-        serve(address, keys, lambda content: content, directory, Events(), threading.Event())
+        FlowerClient(Address.parse(address), keys, directory).serve(lambda payload: payload, Events(),
+                                                                    threading.Event())
     return str(error.value)
 
 
@@ -291,19 +297,19 @@ def test_an_unknown_key_is_refused(federation, pki, tmp_path):
     stranger = ClientKeys.load(pki / "others" / "north", "north")._replace(
         ca=(pki / "ours" / "ca.crt").read_bytes())
     assert attempt(f"localhost:{federation.link.port}", stranger, tmp_path) == (
-        "the server does not know the key of north: ask who runs it to add north.pub")
+        "the server does not know the key of north: ask its operator to add north.pub")
 
 
 def test_a_server_of_another_authority_is_refused(federation, pki, tmp_path):
     keys = ClientKeys.load(pki / "others" / "north", "north")
     told = attempt(f"localhost:{federation.link.port}", keys, tmp_path)
-    assert "was not made by the authority in ca.crt" in told
+    assert "was not issued by the authority in ca.crt" in told
 
 
 def test_a_certificate_for_another_host_is_refused(federation, pki, tmp_path):
     keys = ClientKeys.load(pki / "ours" / "north", "north")
     told = attempt(f"127.0.0.2:{federation.link.port}", keys, tmp_path)
-    assert "is not for 127.0.0.2: use the address" in told
+    assert "is not for 127.0.0.2: connect to the address" in told
 
 
 def test_plain_text_against_tls(federation, tmp_path):
@@ -322,7 +328,7 @@ def test_a_clock_that_is_wrong(federation, pki, tmp_path, monkeypatch):
         def now(cls, tz=None):
             return datetime.datetime.now(tz) + ahead
 
-    monkeypatch.setattr(fleet, "datetime", SimpleNamespace(datetime=Ahead, UTC=datetime.UTC))
+    monkeypatch.setattr(flower_client, "datetime", SimpleNamespace(datetime=Ahead, UTC=datetime.UTC))
     keys = ClientKeys.load(pki / "ours" / "north", "north")
     told = attempt(f"localhost:{federation.link.port}", keys, tmp_path)
     assert re.search(r"clock is 1[12]\d s ahead of the server's: set it", told)
@@ -351,7 +357,7 @@ def test_everything_else_is_closed(federation, pki):
         assert status(control.RegisterNode, RegisterNodeRequest()) == 404
         assert status(control.ListNodes, ListNodesRequest()) == 404
     # not even with the token of the task: only who has this process's own token
-    token = RuntimeTokenHttpInterceptor(federation.link.grid._token)
+    token = RuntimeTokenHttpInterceptor(federation.link._grid._token)
     with RuntimeHttpClient.from_server_address(*server, [token]) as runtime:
         assert status(runtime.AcquireTask, AcquireTaskRequest(supported_task_types=["flwr-serverapp"])) == 404
         assert status(runtime.GetNodes, GetNodesRequest()) == 404
@@ -384,12 +390,12 @@ def test_the_superlink_has_no_torch_and_no_secret_in_its_command(federation):
     process = Path("/proc") / str(federation.link.process)
     assert "torch" not in (process / "maps").read_text()
     shown = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-    assert federation.link.grid._token.encode() not in shown
+    assert federation.link._grid._token.encode() not in shown
     assert b"Bearer" not in shown
 
 
 def test_nothing_is_written_to_the_terminal(federation, capfd):
-    ask(federation.link, dict.fromkeys(online(federation.link).values(), content()))
+    ask(federation.link, dict.fromkeys(online(federation.link).values(), message()))
     assert capfd.readouterr() == ("", "")
 
 
@@ -427,14 +433,15 @@ def listening(context: ssl.SSLContext | None, answer: bytes = b"") -> Iterator[i
 def test_a_certificate_that_has_expired(pki, tmp_path, monkeypatch):
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30)
     with monkeypatch.context() as patch:
-        patch.setattr(certificates, "_now", lambda: past)
+        for module in (certificates, keys):
+            patch.setattr(module, "now", lambda: past)
         make_certificates(tmp_path, "localhost", ["north"], days=10)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "server" / "server.pem", tmp_path / "server" / "server.key")
     with listening(context) as port:
         told = attempt(f"localhost:{port}", ClientKeys.load(tmp_path / "north", "north"), tmp_path / "state")
-    assert told == (f"the certificate of the server at localhost:{port} has expired: who runs it must renew "
-                    "it with: descant certificates")
+    assert told == (f"the certificate of the server at localhost:{port} has expired: renew it on the "
+                    "server's side with: descant certificates DIR --host HOST")
 
 
 @pytest.mark.parametrize("answer", [
@@ -473,30 +480,30 @@ def test_addresses_that_are_none(tmp_path):
 def test_a_name_that_nobody_has():
     error = httpx.ConnectError("x")
     error.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    assert fleet.diagnose(error, Address("nowhere.example", 1)) == (
-        "no machine called nowhere.example is known (Name or service not known)", True)
+    assert diagnose(error, Address("nowhere.example", 1)) == (
+        "unknown host nowhere.example (Name or service not known)", True)
     error.__cause__ = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-    assert not fleet.diagnose(error, Address("nowhere.example", 1)).is_final
+    assert not diagnose(error, Address("nowhere.example", 1)).is_final
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     events, stop = Events(), threading.Event()
-    client = threading.Thread(
-        target=serve, args=(f"127.0.0.1:{port}", None, lambda content: content, tmp_path, events, stop))
+    transport = FlowerClient(Address("127.0.0.1", port), None, tmp_path)
+    client = threading.Thread(target=transport.serve, args=(lambda payload: payload, events, stop))
     client.start()
     try:
         until(lambda: events.told)
-        assert events.told == [f"no server can be reached at 127.0.0.1:{port} (Connection refused)"]
-        with open_link("127.0.0.1", port, None, tmp_path / "log") as link:  # unencrypted, within this machine
+        assert events.told == [f"cannot reach a server at 127.0.0.1:{port} (Connection refused)"]
+        with open_server("127.0.0.1", port, None, tmp_path / "log") as link:  # unencrypted
             (node,) = online(link, 1).values()
-            assert ask(link, {node: content(turn=1)})[node]["facts"]["turn"] == 1
+            assert ask(link, {node: message(turn=1)})[node].facts["turn"] == 1
             assert events.told[1:] == ["connected"]
             begin = time.monotonic()
             stop.set()
             client.join(10)
-            assert not [*link.grid.get_nodes()]  # it said good-bye
+            assert not link.connected()  # it has deregistered
             assert time.monotonic() - begin < 3
     finally:
         stop.set()
@@ -512,7 +519,7 @@ def test_a_node_that_was_killed_comes_back(federation):
     nodes.kill("north")
     nodes.start(link.port, "north")
     begin = time.monotonic()
-    assert ask(link, {before["north"]: content(turn=7)})[before["north"]]["facts"]["turn"] == 7
+    assert ask(link, {before["north"]: message(turn=7)})[before["north"]].facts["turn"] == 7
     assert time.monotonic() - begin < 20  # it does not wait until the killed one counts as gone
     assert online(link) == before
 
@@ -521,8 +528,8 @@ def test_nodes_come_back_to_a_server_that_was_restarted(federation):
     online(federation.link)
     federation.restart()
     nodes = online(federation.link)
-    found = ask(federation.link, {node: content(to=name) for name, node in nodes.items()})
-    assert {found[node]["facts"]["to"] for node in nodes.values()} == {*NAMES}
+    found = ask(federation.link, {node: message(to=name) for name, node in nodes.items()})
+    assert {found[node].facts["to"] for node in nodes.values()} == {*NAMES}
     for name in NAMES:
         lines = federation.nodes.log(name).splitlines()
         assert lines[-1] == "connected"
@@ -530,7 +537,7 @@ def test_nodes_come_back_to_a_server_that_was_restarted(federation):
 
 
 def test_a_superlink_that_was_killed(tmp_path):
-    link = open_link("127.0.0.1", 0, None, tmp_path / "log")
+    link = open_server("127.0.0.1", 0, None, tmp_path / "log")
     try:
         link.check()
         os.kill(link.process, signal.SIGINT)  # as Ctrl-C does: the parent decides
@@ -538,26 +545,26 @@ def test_a_superlink_that_was_killed(tmp_path):
         link.check()
         os.kill(link.process, signal.SIGKILL)
         until(lambda: link._process.poll() is not None)
-        with pytest.raises(DescantError, match="the SuperLink was ended by signal 9"):
+        with pytest.raises(DescantError, match="the SuperLink was killed by signal 9"):
             link.check()
-        with pytest.raises(DescantError, match="the SuperLink was ended by signal 9"):
-            link.grid.get_nodes()
+        with pytest.raises(DescantError, match="the SuperLink was killed by signal 9"):
+            link._grid.get_nodes()
     finally:
         link.close()
     link.close()  # again
     with pytest.raises(DescantError, match="is closed"):
-        link.grid.get_nodes()
+        link._grid.get_nodes()
 
 
 def test_a_superlink_that_does_not_start(pki, tmp_path):
     keys = ServerKeys.load(pki / "ours" / "server")._replace(certificate=tmp_path / "missing.pem")
     with pytest.raises(DescantError, match="the SuperLink ended with code 1; the end of") as error:
-        open_link("127.0.0.1", 0, keys, tmp_path / "log")
+        open_server("127.0.0.1", 0, keys, tmp_path / "log")
     assert "FileNotFoundError" in str(error.value)
 
 
 def test_closing_is_quick_and_leaves_nothing(tmp_path):
-    link = open_link("127.0.0.1", 0, None, tmp_path / "log")
+    link = open_server("127.0.0.1", 0, None, tmp_path / "log")
     process, home = Path("/proc") / str(link.process), Path(link._home.name)
     assert process.exists()
     assert home.stat().st_mode & 0o077 == 0

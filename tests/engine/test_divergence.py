@@ -16,7 +16,7 @@ from torch import nn
 import descant
 from cli_helpers import call
 from descant import Federation, algorithms
-from descant.cli import _require_result
+from descant.cli.run import require_result
 from descant.core.task import FunctionTask, Task
 from descant.engine.batches import LocalWork
 from descant.engine.divergence import FAR, LOST, SOARING, Levels, has_diverged
@@ -250,7 +250,7 @@ def test_a_last_round_that_diverged_after_a_good_one_is_a_warning(capsys: pytest
     lost = {"round": 4, "personal": {"diverged": 5, "clients": 5, "failed": 0}}
     summary = {"last": lost, "best": sound, "diverged": False,
                "divergence": {"round": 4, "words": "the models of all 5 clients have diverged; do this"}}
-    _require_result(summary)
+    require_result(summary)
     assert capsys.readouterr().err == (
         "warning: in the last round the models of all 5 clients have diverged; figures and models are those "
         "of the best round; do this\n")

@@ -154,7 +154,7 @@ def test_names_are_checked():
     (["--out", "/dev/null"], "--out /dev/null"),
 ])
 def test_wrong_requests_are_told_in_a_line(arguments, message):
-    result = CliRunner().invoke(app, [*arguments])
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output

@@ -111,7 +111,7 @@ def measure(run: Run, metrics: Sequence[str] | None = None) -> Measured:
     """The figures of a run on the clients' test rows, best round first. `metrics` are the places of the
     user's own; absent: those of the run's [eval]."""
     setup = run.setup
-    if setup.federation.elsewhere:
+    if setup.federation.is_remote:
         raise UsageError("the clients of this run are on their own machines, and their test rows with them: "
                          "only what they reported can be compared")
     scale = _Scale(setup.task, own_metrics(setup.eval.metrics if metrics is None else metrics))

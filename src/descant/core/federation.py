@@ -45,7 +45,7 @@ class Federation:
     class_names: tuple[str, ...] | None = None  # what the classes are called, where that is known
     column_names: tuple[str, ...] | None = None  # likewise the features of a table
 
-    elsewhere: ClassVar[bool] = False  # whether rows, and the clients' states, are on machines of their own
+    is_remote: ClassVar[bool] = False  # whether rows and client states are on the clients' own machines
 
     def __post_init__(self) -> None:
         if not len(self.train):

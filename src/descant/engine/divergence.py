@@ -91,7 +91,7 @@ class Levels:
     def initial(self) -> float:
         """The mean loss of the initial model: the largest of some clients' own. NaN where rows are elsewhere.
         """
-        if self._federation.elsewhere:
+        if self._federation.is_remote:
             return math.nan
         asked = np.unique(np.linspace(0, self._federation.population - 1, ASKED).astype(int))
         model, device = self._task.init(), self._work.device
@@ -116,7 +116,7 @@ class Levels:
         if self._loss in CLASSIFIERS:
             classes = getattr(self._task, "classes", None) or 2
             return np.full(everyone, math.log(max(classes, 2)))
-        if self._loss != "mse" or self._federation.elsewhere:
+        if self._loss != "mse" or self._federation.is_remote:
             return np.full(everyone, np.nan)
         y = self._federation.y.double().flatten(1) if self._federation.y.dim() > 1 else (
             self._federation.y.double()[:, None])
@@ -130,7 +130,7 @@ class Levels:
         of rows that are elsewhere."""
         classes = getattr(self._task, "classes", None) or 1
         share = np.full(self._federation.everyone, 1 / classes)
-        if self._federation.elsewhere or "accuracy" not in self._task.metric_names:
+        if self._federation.is_remote or "accuracy" not in self._task.metric_names:
             return share
         table = self._federation.split(split)
         for client in np.flatnonzero(table.sizes).tolist():

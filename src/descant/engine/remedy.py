@@ -24,7 +24,7 @@ def remedy(work: Work) -> str:
     if cautions := work.algorithm.cautions():
         return cautions[0]
     federation = work.federation
-    if not federation.elsewhere and (
+    if not federation.is_remote and (
             found := unscaled(federation.x, federation.train.indices, federation.column_names)):
         return about_scale(found)
     step = work.algorithm.local_step()
@@ -41,7 +41,7 @@ def remedy(work: Work) -> str:
 def curvature(work: Work) -> float | None:
     """The largest curvature of some clients' losses at the initial model; None where it cannot be told."""
     task, federation = work.task, work.federation
-    if federation.elsewhere or work.device.type != "cpu":
+    if federation.is_remote or work.device.type != "cpu":
         return None
     found = []
     for client in np.unique(np.linspace(0, federation.population - 1, ASKED).astype(int)):

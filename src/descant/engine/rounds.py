@@ -72,7 +72,7 @@ class Training:
         self.server: Tree = work.algorithm.init_server(work.task, self.initial, self.round_of(everyone))
         self.levels = Levels(work)
         # on remote machines clients keep their states themselves
-        template = () if federation.elsewhere else work.algorithm.init_client(work.task, self.initial)
+        template = () if federation.is_remote else work.algorithm.init_client(work.task, self.initial)
         self.store = ClientStore(template, federation.population)
 
     def keep_in(self, directory: Path, *, read_only: bool = False) -> None:

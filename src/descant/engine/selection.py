@@ -56,7 +56,7 @@ def _require_known(wanted: str, task: Task, federation: Federation) -> None:
                          f"evaluated round of this task: choose one of {', '.join(names)}; what else is "
                          "measured of finished runs, such as functions of your own, is reported beside it")
     held_out = federation.validation
-    if wanted != AUROC or federation.elsewhere or not len(held_out.indices):
+    if wanted != AUROC or federation.is_remote or not len(held_out.indices):
         return
     y = federation.y.numpy()
     if not any(len(np.unique(y[held_out[client]])) > 1 for client in range(federation.population)):
@@ -66,7 +66,7 @@ def _require_known(wanted: str, task: Task, federation: Federation) -> None:
 
 def _unbalanced(federation: Federation) -> str | None:
     """What is unbalanced, in words; None where nothing is, or labels are on other machines."""
-    if federation.elsewhere or federation.classes is None:
+    if federation.is_remote or federation.classes is None:
         return None
     train, y = federation.train.pick(np.arange(federation.population)), federation.y.numpy()
     rows = y[train.indices].astype(np.int64)

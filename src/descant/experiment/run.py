@@ -197,7 +197,7 @@ class Run:
         everyone = self.setup.federation.everyone
         if not 0 <= client < everyone:
             raise UsageError(f"client {client} does not exist: there are clients 0 to {everyone - 1}")
-        if self.setup.federation.elsewhere:
+        if self.setup.federation.is_remote:
             raise UsageError("the personal models of this run are with its clients, on their own machines")
         try:
             with one_thread():

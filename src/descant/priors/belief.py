@@ -137,7 +137,8 @@ class Tempered:
     def by_size(self, round: Round) -> Tensor:
         """The weights, where they depend on no upload."""
         N = round.sizes.double()
-        return torch.softmax((torch.zeros_like(N) if self.kind == "uniform" else N.log()) / self.temperature, 0)
+        logs = torch.zeros_like(N) if self.kind == "uniform" else N.log()
+        return torch.softmax(logs / self.temperature, 0)
 
 
 MeanRule: TypeAlias = Callable[[Model, Model, Tensor, Pooled], Model]

@@ -6,14 +6,11 @@ Names and reasons may come from another machine: everything is shown as plain te
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from descant.deploy.plan import Plan
 
 JOBS = {"local": "training", "opening": "opening", "score": "scoring", "score_newcomer": "scoring",
         "finish": "making the personal model"}
@@ -64,8 +61,3 @@ def printable(text: str) -> str:
 def listed(names: Sequence[str], most: int = 6) -> str:
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
-def method(plan: Plan) -> str:
-    """What is trained, and how."""
-    return f"{plan.experiment.algorithm.name}, {plan.experiment.model.dump().get('name')}"

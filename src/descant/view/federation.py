@@ -1,23 +1,19 @@
-"""A federation of real machines as its server sees it: who is there, who has answered, who was refused."""
+"""A remote federation as its server sees it: who is connected, who has replied, who was rejected."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from descant.core.units import duration, figure, size, times
-from descant.deploy.roster import read_members
-from descant.view.display import JOBS, Display, line, listed, method
+from descant.view.display import JOBS, Display, line, listed
 from descant.view.outcome import worth
 
 if TYPE_CHECKING:
-    from descant.core.task import Task
-    from descant.deploy.plan import Plan
     from descant.engine.backends.choose import Measured
     from descant.experiment.run import Run
 
@@ -25,22 +21,21 @@ SHOWN = 20  # clients on a terminal; those that have not answered come first
 
 
 class ServerDisplay(Display):
-    """Watches a federation that is kept in a directory."""
+    """Shows a remote federation while it runs."""
 
-    def __init__(self, console: Console, clients: int, directory: Path) -> None:
+    def __init__(self, console: Console, clients: int) -> None:
         self._wanted = clients
-        self._directory = directory
         self._there: list[str] = []  # who has come, before it begins
         self._names: tuple[str, ...] = ()  # of the federation, once it is complete
         self._rounds, self._done = 0, 0
         self._doing = "starting"
         self._asked_at = 0.0
-        self._asked: dict[str, str | None] = {}  # what came of the present order: None, nothing yet
+        self._asked: dict[str, str | None] = {}  # client -> result of the present request; None: no reply yet
         self._received: dict[str, int] = {}  # bytes in this round
         self._slowest = (0.0, "")
-        self._lost: dict[str, str] = {}  # who does not answer, and why
+        self._lost: dict[str, str] = {}  # who does not reply, and why
         self._missing: tuple[str, ...] = ()  # who is waited for
-        self._told: set[str] = set()  # notes; one that holds in every round is told once
+        self._told: set[str] = set()  # notes; one for every round is shown once
         self._scores = ""
         super().__init__(console)
 
@@ -48,44 +43,42 @@ class ServerDisplay(Display):
     def stands(self) -> str:
         """Where it was stopped."""
         if not self._names:
-            return f"stopped while waiting for clients: {len(self._there)} of {self._wanted} were there"
+            return f"stopped while waiting for clients: {len(self._there)} of {self._wanted} were connected"
         if self._done < self._rounds or not self._rounds:
             return f"stopped after round {self._done} of {self._rounds}"
-        return f"stopped after all {times(self._rounds, 'round')}, while handing out the models"
+        return f"stopped after all {times(self._rounds, 'round')}, while sending the models"
 
     # -- before the first round ------------------------------------------------------------------
 
     def waiting(self, there: int, wanted: int, missing: Sequence[str]) -> None:
-        if not self._names:  # while they gather, these are the names of those who are there
+        if not self._names:  # before the start, `missing` names the connected clients
             self._doing = "waiting for clients"
             self._gather(missing)
             return
         self._doing = f"waiting for {listed(missing)}"
         if self._missing != tuple(missing):
             self._missing = tuple(missing)
-            self.say(f"waiting for {listed(missing)}: {there} of the {wanted} that are needed "
-                     f"{'is' if there == 1 else 'are'} there")
+            self.say(f"waiting for {listed(missing)}: {there} of {wanted} needed clients are connected")
 
     def _gather(self, names: Sequence[str]) -> None:
         for name in [name for name in self._there if name not in names]:
             self._there.remove(name)
-            self.say(f"{name} went away")
+            self.say(f"{name} disconnected")
         for name in [name for name in names if name not in self._there]:
             self._there.append(name)
-            self.say(f"{name} is there ({len(self._there)} of {self._wanted})")
+            self.say(f"{name} connected ({len(self._there)} of {self._wanted})")
 
     def refused(self, name: str, reason: str) -> None:
         self.say(f"refused {name or 'a client without a name'}: {reason}")
 
-    def gathered(self, plan: Plan, task: Task) -> None:
-        names = [member.name for member in read_members(self._directory / "federation.json")[2]]
+    def gathered(self, names: Sequence[str], what: str, parameters: int, rounds: int) -> None:
         if self._there:
             self._gather(names)  # the last of them
         else:
             self.say(f"the clients of this federation: {listed(names)}")
         self._names = tuple(names)
-        self.say(f"{method(plan)}: {times(plan.clients, 'client')}, {times(task.dim, 'parameter')}, "
-                 f"{times(plan.train.rounds, 'round')}")
+        self.say(f"{what}: {times(len(names), 'client')}, {times(parameters, 'parameter')}, "
+                 f"{times(rounds, 'round')}")
 
     def started(self, run: Run, measured: list[Measured]) -> None:
         self._run, self._rounds, self._done = run, run.setup.train.rounds, run.rounds
@@ -95,7 +88,7 @@ class ServerDisplay(Display):
             self.say(f"caution: {caution}")
         if self._done >= self._rounds or run.is_converged:
             self.say(f"all {times(self._done, 'round')} are done")
-            self._hand_out()
+            self._send_models()
         elif self._done:
             self.say(f"continuing after round {self._done} of {self._rounds}")
 
@@ -110,15 +103,15 @@ class ServerDisplay(Display):
         if self._lost.pop(name, None) is not None:
             self.say(f"{name} is back")
         self._missing = ()
-        self._asked[name] = f"answered after {duration(seconds)}, {size(received)}"
+        self._asked[name] = f"replied after {duration(seconds)}, {size(received)}"
         self._received[name] = self._received.get(name, 0) + received
         self._slowest = max(self._slowest, (seconds, name))
 
     def lost(self, name: str, job: str, reason: str) -> None:
         self._asked[name] = reason
-        if self._lost.get(name) != reason:  # told once, not in every round
+        if self._lost.get(name) != reason:  # shown once, not in every round
             self._lost[name] = reason
-            where = f"round {self._done + 1}" if self._done < self._rounds else "handing out the models"
+            where = f"round {self._done + 1}" if self._done < self._rounds else "sending the models"
             self.say(f"{where}: nothing from {name}: {reason}")
 
     def played(self, row: dict[str, Any]) -> None:
@@ -136,7 +129,7 @@ class ServerDisplay(Display):
             self.say("  ".join([f"round {number}", self._traffic(row), *scores]))
         self._received, self._slowest = {}, (0.0, "")
         if self._done >= self._rounds or self._run.is_converged:
-            self._hand_out()
+            self._send_models()
 
     def _traffic(self, row: dict[str, Any]) -> str:
         seconds = duration(row["seconds"] + row.get("eval_seconds", 0.0))
@@ -146,8 +139,8 @@ class ServerDisplay(Display):
 
     # -- afterwards ------------------------------------------------------------------------------
 
-    def _hand_out(self) -> None:
-        self._doing, self._asked = "handing out the models", {}
+    def _send_models(self) -> None:
+        self._doing, self._asked = "sending the models", {}
         self._lost.clear()
         self.say(self._doing)
 
@@ -173,19 +166,19 @@ class ServerDisplay(Display):
 
     def _count(self) -> str:
         if not self._names:
-            return f": {len(self._there)} of {self._wanted} are there"
+            return f": {len(self._there)} of {self._wanted} are connected"
         if not self._asked:
             return ""
         done = sum(state is not None for state in self._asked.values())
         return f", {done} of {len(self._asked)} done"
 
     def _states(self) -> list[tuple[str, str]]:
-        """Each client, and what it does; those that are still at work first."""
+        """Each client with what it does; those still working first."""
         if not self._names:
-            return [(name, "is there") for name in self._there]
+            return [(name, "connected") for name in self._there]
         since = duration(time.monotonic() - self._asked_at)
         states = sorted(self._asked.copy().items(), key=lambda pair: pair[1] is not None)
-        return [(name, state or f"at work for {since}") for name, state in states]
+        return [(name, state or f"working for {since}") for name, state in states]
 
 
 def _score(model: str, scores: dict[str, Any], metric: str) -> str:

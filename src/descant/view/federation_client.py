@@ -1,4 +1,4 @@
-"""A federation as one of its clients sees it: what it does, and what of it leaves the machine."""
+"""A remote federation as a client sees it: what it does, and what leaves its machine."""
 
 from __future__ import annotations
 
@@ -7,31 +7,23 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, RenderableType
 
 from descant.core.units import size, times
 from descant.errors import DescantError, UsageError
-from descant.view.display import JOBS, Display, line, method, printable
+from descant.view.display import JOBS, Display, line, printable
 from descant.view.outcome import show_own
 
-if TYPE_CHECKING:
-    from descant.deploy.letters import Letter
-    from descant.deploy.plan import Plan
-
-# what an answer repeats of the server's order
+# what a reply repeats of the server's request
 ECHO = ("what", "nonce", "name", "job", "number", "session", "client", "ready")
-
-
-# Flower drops the answers of a node that has left: it stays until the server has gone, or at least so long
-# (in seconds) that a busy server has fetched the last one
-LINGER = 10.0
+LINGER = 10.0  # seconds before leaving: Flower drops the replies of a client that has left
 
 
 class ClientDisplay(Display):
-    """Watches a node and its connection. It also ends them, after the answer that says so has been sent: when
-    the model is there, or when the client cannot take part."""
+    """Shows a client and its connection. Also ends the client after its last reply: when it has its model, or
+    when it cannot take part."""
 
     def __init__(self, console: Console, name: str, stop: threading.Event, stay: bool) -> None:
         self._name = name
@@ -39,8 +31,8 @@ class ClientDisplay(Display):
         self._address = ""
         self._doing = "connecting"
         self._rounds = 0
-        self._told: dict[str, list[str]] = {}  # of what tensors the answers to an order consist
-        self._answers, self._bytes_out, self._bytes_in = 0, 0, 0
+        self._told: dict[str, list[str]] = {}  # job -> the tensors of its replies
+        self._replies, self._bytes_out, self._bytes_in = 0, 0, 0
         self._outcome: tuple[dict[str, Any], Path] | None = None
         self.code = 0  # with which the process should end
         self._leaving: threading.Timer | None = None
@@ -53,11 +45,10 @@ class ClientDisplay(Display):
 
     def begin(self, address: str, data: str, directory: Path) -> None:
         self._address = address
-        self.say(f"{self._name}: data {data}, which stay here; state and model in {directory}")
+        self.say(f"{self._name}: data {data}, which stay here; client directory {directory}")
         if (directory / "model.safetensors").exists():
-            self.say(f"note: a model is there from before, and makes room for the next: "
-                     f"{directory / 'model.safetensors'}")
-        self._doing = f"looking for the server at {address}"
+            self.say(f"note: the next model replaces {directory / 'model.safetensors'}")
+        self._doing = f"connecting to {address}"
         if self._live is None:
             self.say(self._doing)
 
@@ -71,8 +62,8 @@ class ClientDisplay(Display):
         if self._leaving is not None:
             self._stop.set()
             return
-        self.say(f"not connected: {reason}; trying on")
-        self._doing = "trying to connect"
+        self.say(f"not connected: {reason}; retrying")
+        self._doing = "reconnecting"
 
     def received(self, count: int) -> None:
         self._bytes_in += count
@@ -82,9 +73,9 @@ class ClientDisplay(Display):
         if self._outcome is not None:
             figures, place = self._outcome
             show_own(self._console, figures)
-            self.say(f"your model: {place}; what it is: {place.with_suffix('.json')}")
+            self.say(f"your model: {place}; its manifest: {place.with_suffix('.json')}")
             self._outcome = None
-            self._doing = "the model is there"
+            self._doing = "the model is saved"
             if not self._stay:
                 self._leave()
         elif self.code:
@@ -99,12 +90,11 @@ class ClientDisplay(Display):
 
     # -- the work --------------------------------------------------------------------------------
 
-    def joined(self, plan: Plan, client: int, sizes: dict[str, int]) -> None:
-        self._rounds = plan.train.rounds
-        is_new = client >= plan.clients - plan.unseen
-        self.say(f"joined as {'a newcomer' if is_new else 'one of ' + times(plan.clients, 'client')}: "
-                 f"{method(plan)}, {times(self._rounds, 'round')}; of the rows here, {sizes['train']} are to "
-                 f"train on, {sizes['validation']} to choose by, {sizes['test']} to test on")
+    def joined(self, what: str, rounds: int, clients: int | None, sizes: dict[str, int]) -> None:
+        self._rounds = rounds
+        self.say(f"joined as {'a newcomer' if clients is None else 'one of ' + times(clients, 'client')}: "
+                 f"{what}, {times(rounds, 'round')}; rows here: {sizes['train']} training, "
+                 f"{sizes['validation']} validation, {sizes['test']} test")
         self._doing = "waiting for the server"
 
     def working(self, what: str, number: int) -> None:
@@ -113,20 +103,21 @@ class ClientDisplay(Display):
         if what == "finish":
             self.say(f"making the personal model, of round {number}")
 
-    def answered(self, what: str, number: int, letter: Letter) -> None:
+    def answered(self, what: str, number: int, facts: Mapping[str, Any], shapes: Mapping[str, Sequence[int]],
+                 count: int) -> None:
         """Tensors are listed when they are first sent, and again if they change."""
-        self._answers += 1
-        job = str(letter.facts.get("job", what))
+        self._replies += 1
+        job = str(facts.get("job", what))
         kind = f"round {number}, {JOBS.get(job, job)}" if what == "work" else what
-        tensors = [f"{name} {_shape(array.shape)}" for name, array in letter.tensors.items()]
+        tensors = [f"{name} {_shape(shape)}" for name, shape in shapes.items()]
         parts = [f"{times(len(tensors), 'tensor')} ({', '.join(tensors)})"] if tensors else []
         if self._told.get(job) == tensors != []:
             if self._live is not None:
                 return  # counted below
             parts = [f"{times(len(tensors), 'tensor')} as before"]
         self._told[job] = tensors
-        parts += [f"{key} {_short(value)}" for key, value in letter.facts.items() if key not in ECHO]
-        self.say(f"{kind}: sends {size(letter.nbytes() + len(json.dumps(letter.facts)))}: {', '.join(parts)}")
+        parts += [f"{key} {_short(value)}" for key, value in facts.items() if key not in ECHO]
+        self.say(f"{kind}: sends {size(count + len(json.dumps(facts)))}: {', '.join(parts)}")
 
     def finished(self, figures: dict[str, Any], place: Path) -> None:
         self._outcome = figures, place
@@ -135,7 +126,7 @@ class ClientDisplay(Display):
         if str(error) == "not joined":  # the server lets it join again
             return
         reason = str(error) if isinstance(error, DescantError) else f"{type(error).__name__}: {error}"
-        if what in ("hello", "join"):  # that will not get better by itself
+        if what in ("hello", "join"):  # trying again does not help
             if not self.code:
                 self.close()
                 print(f"error: {printable(reason)}", file=sys.stderr, flush=True)
@@ -146,7 +137,7 @@ class ClientDisplay(Display):
     # -- on a terminal ---------------------------------------------------------------------------
 
     def lines(self) -> RenderableType:
-        return line(f"{self._doing}  ({times(self._answers, 'answer')}: {size(self._bytes_out)} sent, "
+        return line(f"{self._doing}  ({times(self._replies, 'message')}: {size(self._bytes_out)} sent, "
                     f"{size(self._bytes_in)} received)")
 
 

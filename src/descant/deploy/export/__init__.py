@@ -1,4 +1,7 @@
-"""Models taken home: each client's as a file, with all that is needed to use it, here or elsewhere."""
+"""Models as files, each with all that is needed to use it.
+
+May import experiment and what is below it; never deploy, view or cli.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
     from descant.deploy.export.personalize import personalized
     from descant.deploy.export.predict import predictions
 
-# imported when they are first used: the commands are registered here, and help must not wait for torch
+# imported on first use
 _HOME = {
     "Manifest": "manifest", "export_model": "export", "export_models": "export", "load_model": "network",
     "personalized": "personalize", "predictions": "predict",

@@ -1,4 +1,4 @@
-"""What a client would have learned without anybody: what the model that it is given has to be better than."""
+"""What a client learns alone: the baseline of its personal model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from descant.priors.solve import SGD, Adam, Proximal
 
 
 def learned_alone(setup: Setup, client: int, name: str, rounds: int) -> dict[str, Any]:
-    """The test figures after as many rounds of the same work: the round that is best on validation counts."""
+    """The test figures of local training for as many rounds, in the round that is best on validation data."""
     own, train = setup.federation, setup.train
     rows, validation, test = (own.split(split).pick(np.array([client])) for split in SPLITS)
     federation = Federation(own.x, own.y, rows, validation, test, own.classes, (name,))

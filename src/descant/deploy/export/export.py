@@ -1,4 +1,4 @@
-"""The models of a run as files: one directory for each client, or none."""
+"""Write the models of a run as files: one directory for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from descant.core.algorithm import Algorithm
 from descant.core.files import sync_directory, write_atomic
 from descant.core.import_object import named_in
-from descant.core.permit import Allowed, Permit
+from descant.core.permit import Permit
 from descant.core.splits import SPLITS
 from descant.core.task import inputs
 from descant.core.threads import one_thread
@@ -26,18 +26,16 @@ from descant.deploy.export.formats import NAMES, Converted, Format, convert, req
 from descant.deploy.export.manifest import Manifest, save_model
 from descant.deploy.export.network import OnRows, rebuilt
 from descant.errors import DescantError, UsageError, unknown
-from descant.experiment import directory as layout
-from descant.experiment import run as runs
 from descant.experiment.run import Run, Setup, Which
 from descant.models.module import ModuleTask
 
-SHARED = "global"  # the directory of the model for all
+SHARED = "global"  # the directory of the global model
 TRIED = 64  # rows on which files are compared
-NO_BEST = "this is the last round: there is no validation data to choose the best one by"
+NO_BEST = "this is the last round: without validation data there is no best round"
 
 
 class Exported(NamedTuple):
-    """What was written, and what was asked for and could not be."""
+    """What was written, and what failed."""
 
     places: list[Path]
     problems: list[str]
@@ -45,7 +43,7 @@ class Exported(NamedTuple):
 
 def export_model(run: Run, client: int | str | None, to: str | Path, which: Which = "best",
                  formats: Sequence[Format] = ()) -> Path:
-    """Write one client's model (None: the model for all) to a directory in `to`, which is returned."""
+    """Write one client's model (None: the global model) to a directory in `to`, which is returned."""
     wanted = [] if client is None else [find_client(run, client)]
     made = export_models(run, wanted, Path(to), which=which, shared=client is None, formats=formats)
     if made.problems:
@@ -55,17 +53,17 @@ def export_model(run: Run, client: int | str | None, to: str | Path, which: Whic
 
 def export_models(run: Run, clients: Sequence[int], to: Path, *, which: Which = "best",
                   shared: bool = False, formats: Sequence[Format] = (),
-                  told: Callable[[int], None] = lambda done: None) -> Exported:
-    """Write the models of these clients, and the one for all if it is wanted. Nothing is overwritten, and
-    what is there is whole. `told` hears how many are done."""
+                  report: Callable[[int], None] = lambda done: None) -> Exported:
+    """Write the models of these clients, and the global model if `shared`. Nothing is overwritten, and every
+    written model is complete. `report` is called with the number done."""
     require_formats(formats)
     _require_module(run, clients)
     names = run.setup.federation.names
     safe = safe_names(names)
     wanted: list[tuple[str, int | None, Path]] = [(names[k], k, to / safe[names[k]]) for k in clients]
     if shared:
-        run.global_model(which)  # which a method may not have
-        wanted.append(("the model for all", None, to / SHARED))
+        run.global_model(which)  # raises if the method has none
+        wanted.append(("the global model", None, to / SHARED))
     refuse_taken([place for *_, place in wanted])
     make_directory(to)
     places: list[Path] = []
@@ -73,12 +71,12 @@ def export_models(run: Run, clients: Sequence[int], to: Path, *, which: Which = 
     for count, (name, client, place) in enumerate(wanted, 1):
         try:
             made = _of_run(run, client, which)
-            check = count == 1  # one stands for all: they differ in their numbers only
+            check = count == 1  # the others differ in their parameters only
             problems += [f"{name}: {problem}" for problem in write_model(place, *made, formats, check)]
             places.append(place)
         except DescantError as error:
             problems.append(f"{name}: {error}")
-        told(count)
+        report(count)
     return Exported(places, problems)
 
 
@@ -87,7 +85,7 @@ class Made(NamedTuple):
 
     module: nn.Module
     manifest: Manifest
-    samples: Tensor  # some that it can be tried on, as a run has them
+    samples: Tensor  # a few preprocessed samples to try it on
 
 
 def _of_run(run: Run, client: int | None, which: Which) -> Made:
@@ -103,29 +101,29 @@ def _of_run(run: Run, client: int | None, which: Which) -> Made:
 
 
 def notes_on(run: Run, which: Which) -> tuple[str, ...]:
-    """What who asked for a round must know."""
+    """Caveats about the selected round."""
     return (NO_BEST,) if which == "best" and run.best_round is None else ()
 
 
 def samples_of(setup: Setup, client: int) -> Tensor:
-    """Some samples of a client, of whichever split."""
+    """A few samples of a client, of any split."""
     rows = np.concatenate([setup.federation.split(split)[client] for split in SPLITS])[:TRIED]
     return setup.federation.x[torch.from_numpy(rows)]
 
 
 def write_model(place: Path, module: nn.Module, manifest: Manifest, samples: Tensor,
                 formats: Sequence[Format] = (), check: bool = True) -> list[str]:
-    """Write a model to a directory that appears whole or not at all; returns what could not be had. `check`:
-    see whether the files make the same module again."""
+    """Write a model to a directory, atomically; returns what failed. `check`: test whether the files give the
+    same module again."""
     with torch.no_grad(), one_thread():
         problems = _misfits(module, manifest, samples) if check else []
         whole = OnRows(module, manifest).eval()
         converted = convert(whole, _rows(whole, samples), formats)
     failed = {name: made for name, made in converted.items() if isinstance(made, str)}
-    problems += [f"{NAMES[name]} could not be made: {why}" for name, why in failed.items()]
+    problems += [f"{NAMES[name]} could not be written: {why}" for name, why in failed.items()]
     files = {name: made for name, made in converted.items() if isinstance(made, Converted)}
     temporary = place.with_name(f".{place.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # of an export that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # from an export that was killed
     try:
         temporary.mkdir()
         for name, made in files.items():
@@ -140,7 +138,7 @@ def write_model(place: Path, module: nn.Module, manifest: Manifest, samples: Ten
 
 
 def _misfits(module: nn.Module, manifest: Manifest, samples: Tensor) -> list[str]:
-    """Whether the model that is made again from files is another."""
+    """Whether the model that is rebuilt from its files differs."""
     if manifest.model is None:
         return []
     try:
@@ -151,42 +149,42 @@ def _misfits(module: nn.Module, manifest: Manifest, samples: Tensor) -> list[str
         reason = "it gives other outputs"
     except DescantError as error:
         reason = str(error)
-    return [f"load_model cannot make this model again by its name ({reason}): give it the module, "
+    return [f"load_model cannot rebuild this model from its name ({reason}): pass the module, "
             "load_model(DIR, module=...)"]
 
 
 def _of_own_run(manifest: Manifest) -> Permit:
-    """A permit for the model of a run that is loaded: its code was permitted for that."""
+    """A permit for the model of a loaded run, whose code was permitted then."""
     return Permit(tuple(place for _, place in named_in({"model": manifest.model})))
 
 
 def _rows(network: OnRows, samples: Tensor) -> Tensor:
-    """Rows as they are in the data, near those that became these samples, and one with nothing in it."""
-    rows = network.undone(samples)
+    """Raw rows near those of these samples, and one with all values missing."""
+    rows = network.inverse(samples)
     if network.fill is not None:
         rows = torch.cat([rows, torch.full_like(rows[:1], torch.nan)])
     return rows if len(rows) > 1 else torch.cat([rows, rows])
 
 
 def _require_module(run: Run, clients: Sequence[int]) -> None:
-    """Refuse what is not one network for each client."""
+    """Refuse a run without one network per client."""
     algorithm = run.setup.algorithm
     if not isinstance(run.setup.task, ModuleTask):
-        raise UsageError("the model of this run is a function of a vector and no network: there is no module "
-                         "to export; run.personal(client) has the numbers")
-    if clients and run.setup.federation.elsewhere:
-        raise UsageError("the personal models of this run are with its clients, on their own machines: each "
-                         "has model.safetensors in its directory; here is the one for all, if any: --global")
+        raise UsageError("the model of this run is a function of a vector, not a network: there is no module "
+                         "to export; run.personal(client) has the parameters")
+    if clients and run.setup.federation.is_remote:
+        raise UsageError("the personal models of this run are on the clients' machines: each client has "
+                         "model.safetensors in its client directory; use --global for the global model")
     if clients and type(algorithm).predict is not Algorithm.predict:
-        raise UsageError(f"a client of {algorithm.name} predicts with more than one module: this cannot be "
-                         "exported as one; run.personal(client) has the parts")
+        raise UsageError(f"a client of {algorithm.name} predicts with more than one module, which cannot be "
+                         "exported; run.personal(client) has the parts")
 
 
 # -- names ---------------------------------------------------------------------------------------------
 
 
 def find_client(run: Run, client: int | str) -> int:
-    """A client by its name or number; the name counts where it is both."""
+    """A client by its name or number; a name takes precedence."""
     names = run.setup.federation.names
     if isinstance(client, str):
         if client in names:
@@ -200,10 +198,9 @@ def find_client(run: Run, client: int | str) -> int:
 
 
 def safe_names(names: Sequence[str]) -> dict[str, str]:
-    """For each client the name of a directory: its own where that can be one, and else what is left of it
-    with a hash, so that no two are the same."""
+    """For each client a directory name: its own if it is valid, else a shortened one with a hash."""
     plain = {name: re.sub(r"[^\w.-]+", "_", name).strip(".")[:60] or "_" for name in names}
-    kept = [short.casefold() for name, short in plain.items() if short == name]  # some disks see no case
+    kept = [short.casefold() for name, short in plain.items() if short == name]  # some disks ignore case
     taken = Counter([SHARED, *kept])
     return {name: short if short == name and taken[short.casefold()] == 1
             else f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:8]}" for name, short in plain.items()}
@@ -223,34 +220,14 @@ def make_directory(to: Path) -> None:
         raise UsageError(f"cannot write to {to}: {error.strerror or error}; choose another --to") from None
 
 
-# -- where a run is ------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------------
 
 
-def load_run(place: Path, allow: Allowed = ()) -> Run:
-    """The run in a directory, also one that `descant server` led, to be read only. Code that it names must be
-    in `allow`."""
+def refuse_no_run(place: Path) -> None:
+    """Refuse a directory that cannot hold one run."""
     if not place.is_dir():
         raise UsageError(f"there is no directory {place}: name that of a run")
     if (place / "comparison.json").exists():
         inner = sorted(path.parent for path in place.glob("runs/*/*/config.toml"))
         such = f", such as {inner[0]}" if inner else ""
         raise UsageError(f"{place} is a comparison: name one of its runs{such}")
-    if (place / "federation.json").exists() and not (place / "config.toml").exists():
-        place = place / "run"
-    if (place.parent / "federation.json").exists() and place.name == "run":
-        return runs.load(place, _led(place, allow))
-    return runs.load(place, allow=allow)
-
-
-def _led(place: Path, allow: Allowed) -> Setup:
-    """What the server of a federation knows of its run."""
-    from descant.deploy import require_flower
-
-    require_flower()
-    from descant.deploy.plan import Plan, hashed
-    from descant.deploy.roster import read_members
-
-    _, kind, members = read_members(place.parent / "federation.json")
-    names = hashed([member.name for member in members])
-    plan = Plan(layout.experiment(place, allow), kind, len(members), names)
-    return plan.setup(plan.task(), members)

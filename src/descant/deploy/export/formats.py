@@ -1,7 +1,6 @@
-"""Models in files that need no descant: `model.pt2` (torch.export) and `model.onnx`, rows in, outputs out.
+"""Models in formats that do not need descant: `model.pt2` (torch.export) and `model.onnx`, for raw rows.
 
-Each file is tried on rows before it counts: what a converter makes is believed when it gives the same
-numbers.
+Each file is run on rows and must give the module's outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Converted(NamedTuple):
 
 
 def require_formats(formats: Sequence[Format]) -> None:
-    """Say what to install before anything is written."""
+    """Raise with what to install, before anything is written."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if "onnx" in formats and missing:
         raise UsageError(f"--onnx needs {' and '.join(missing)}, which is not installed: "
@@ -43,8 +42,8 @@ def require_formats(formats: Sequence[Format]) -> None:
 
 
 def convert(network: OnRows, rows: Tensor, formats: Sequence[Format]) -> dict[Format, Converted | str]:
-    """The network in these formats, for any number of rows; the reason where that fails. In ONNX it is in
-    single precision: runtimes have few operations in double."""
+    """The network in these formats, for any number of rows, or the reason for a failure. ONNX is in single
+    precision: runtimes have few operations in double."""
     found: dict[Format, Converted | str] = {}
     for name in formats:
         try:
@@ -52,7 +51,7 @@ def convert(network: OnRows, rows: Tensor, formats: Sequence[Format]) -> dict[Fo
                 program = _traced(network.single() if name == "onnx" else network, rows[:2])
                 data, run = _WRITERS[name](program)
                 found[name] = _tried(name, data, run, network, rows)
-        except Exception as error:  # what a converter cannot do has no type of its own
+        except Exception as error:  # converters raise anything
             found[name] = _first_line(error)
     return found
 
@@ -61,7 +60,7 @@ def _traced(network: nn.Module, rows: Tensor) -> Any:
     batch = ({0: torch.export.Dim("batch")},)
     try:
         return torch.export.export(network, (rows,), dynamic_shapes=batch, strict=True)
-    except Exception:  # it reads the code; what it does not understand, it may see happen
+    except Exception:  # strict mode reads the code; the other traces it
         return torch.export.export(network, (rows,), dynamic_shapes=batch, strict=False)
 
 
@@ -91,7 +90,7 @@ _WRITERS: dict[Format, Callable[[Any], tuple[bytes, Callable[[Tensor], Tensor] |
 
 def _tried(name: Format, data: bytes, run: Callable[[Tensor], Tensor] | None, network: nn.Module, rows: Tensor
            ) -> Converted:
-    """What a file is worth: the largest difference of its outputs on rows, also on one alone."""
+    """Compare a file's outputs with the module's, on all rows and on one alone."""
     about: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest()}
     if run is None:
         return Converted(data, about | {"difference": None, "note": "not tried: onnxruntime is missing"})
@@ -109,7 +108,7 @@ def _tried(name: Format, data: bytes, run: Callable[[Tensor], Tensor] | None, ne
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Converters talk about themselves, to nobody's use."""
+    """Silence the converters' logs."""
     names = ("torch.onnx", "torch.export", "torch._dynamo", "onnxscript")
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]

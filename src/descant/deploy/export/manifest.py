@@ -1,8 +1,5 @@
-"""What lies beside a model: `model.json`, which says what the tensors in `model.safetensors` are, and how
-rows must be treated before they come to them.
-
-One writer and one reader: for models that are taken out of a run, and for those that clients of a real
-federation make on their own machines.
+"""The manifest of a model: `model.json`, which describes the tensors in `model.safetensors` and the
+preprocessing of rows. The same for models exported from a run and for those of remote clients.
 """
 
 from __future__ import annotations
@@ -41,22 +38,22 @@ Tensors: TypeAlias = Literal["state_dict", "parts"]  # of one module; or what a 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """All that model.json says."""
+    """The content of model.json."""
 
-    client: str | None  # None: the model for all
-    newcomer: bool  # made by the method's rule for those who never took part
-    round: int  # after which of the run
-    which: Which  # as it was asked for; `notes` say if there was no best one
+    client: str | None  # None: the global model
+    newcomer: bool  # made by the method's rule for newcomers
+    round: int  # of the run
+    which: Which  # as requested; `notes` say if there was no best one
     algorithm: dict[str, Any]
     tensors: Tensors
     model: dict[str, Any] | None  # the [model] section; None for a module that Python made
     loss: str | None
     dtype: str  # of the parameters
-    seed: int  # of the module's initial parameters, which matters for what a state_dict does not hold
+    seed: int  # of the initial parameters, for what a state_dict does not hold
     input: SampleFormat  # of the rows as they are in the data
     outputs: int  # numbers for each row
     classes: tuple[str, ...] | None  # their names; None where the target is a real number
-    preprocess: dict[str, list[float]] | None  # for each column; None: every client has its own numbers
+    preprocess: dict[str, list[float]] | None  # by column; None: every client has its own
     schema: Schema | None
     notes: tuple[str, ...] = ()
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -67,8 +64,8 @@ class Manifest:
     def of(cls, setup: Setup, client: int | None, *, name: str | None, newcomer: bool, number: int,
            which: Which, notes: tuple[str, ...] = (), tensors: Tensors = "state_dict",
            fitted: Federation | None = None) -> Manifest:
-        """The manifest of what one client of a run predicts with (None: of the model for all). `fitted` is
-        what the network was made for, where it is not the federation of the setup."""
+        """The manifest of a client's model (None: of the global model). `fitted` is the federation that the
+        network was made for, if it is not that of the setup."""
         federation, task = setup.federation, setup.task
         section = _data_section(setup)
         schema = None if section is None or "schema" not in section else Schema.parse(section["schema"])
@@ -105,7 +102,7 @@ class Manifest:
     def parse(cls, table: Any) -> Manifest:
         """The manifest that `dump` wrote; ValueError, KeyError or TypeError if it is none."""
         if not isinstance(table, dict):
-            raise TypeError("it is no table")
+            raise TypeError("it is not a table")
         if table.get("format") != FORMAT:
             raise ValueError(f"its format is {table.get('format')!r}, and this version of descant reads "
                              f"{FORMAT}")
@@ -138,7 +135,7 @@ _KINDS: dict[str, Any] = {
 
 
 def save_model(directory: Path, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
-    """Write both files. The manifest comes last: its hashes do not fit a model of before."""
+    """Write both files, the manifest last: its hashes do not fit an older model."""
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     data = save(plain)
     files = {TENSORS: {"sha256": hashlib.sha256(data).hexdigest()}, **manifest.files}
@@ -148,13 +145,13 @@ def save_model(directory: Path, tensors: Mapping[str, Tensor], manifest: Manifes
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     text = json.dumps(manifest.dump(), indent=1)
-    # a list of numbers or names on one line; within text, JSON has no line breaks
+    # lists of numbers or names on one line; JSON strings have no line breaks
     text = re.sub(r"\[\n\s*([^][{}]*?)\n\s*\]", lambda found: f"[{re.sub(_BREAK, ' ', found[1])}]", text)
     write_atomic(directory / ABOUT, (text + "\n").encode())
 
 
 def find_model(place: Path) -> Path:
-    """The directory of the model that a user names: itself, or by one of the two files."""
+    """The directory of a model, named by itself or by one of its two files."""
     directory = place.parent if place.name in (TENSORS, ABOUT) else place
     if (directory / ABOUT).is_file():
         return directory
@@ -180,19 +177,19 @@ def read_manifest(place: Path) -> Manifest:
 
 
 def read_tensors(place: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """The tensors of a model, if they are those that the manifest is about."""
+    """The tensors of a model, checked against its manifest."""
     path = find_model(place) / TENSORS
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise DescantError(f"{path} is missing: export the model again, or restore it from a copy") from None
+        raise DescantError(f"{path} is missing: export the model again, or restore a backup") from None
     except OSError as error:
         raise DescantError(f"cannot read {path}: {error.strerror or error}") from None
     about = manifest.files.get(TENSORS)
     known = about.get("sha256") if isinstance(about, Mapping) else None
     if hashlib.sha256(data).hexdigest() != known:
-        raise DescantError(f"{path} is not the file that {path.with_name(ABOUT)} describes (its hash is "
-                           "another): it is damaged, or of another model; export the model again")
+        raise DescantError(f"{path} is not the file that {path.with_name(ABOUT)} describes (another hash): "
+                           "it is damaged, or of another model; export the model again")
     try:
         return load(data)
     except SafetensorError as error:
@@ -200,7 +197,7 @@ def read_tensors(place: Path, manifest: Manifest) -> dict[str, Tensor]:
 
 
 def _data_section(setup: Setup) -> Mapping[str, Any] | None:
-    """The [data] section that a run's federation comes from, where it is known."""
+    """The [data] section of a run's federation, if it is known."""
     return setup.origin["data"] if setup.origin is not None else setup.federation.origin
 
 
@@ -210,11 +207,11 @@ def data_spec(setup: Setup) -> DataSpec | None:
 
 
 def _treatment(setup: Setup, client: int | None) -> tuple[dict[str, list[float]] | None, torch.dtype]:
-    """What is done to the rows of a client (None: of anybody), and of which type they are before."""
+    """The preprocessing constants of a client (None: of everyone), and the type of raw rows."""
     federation = setup.federation
     treatment, raw = federation.treatment, federation.x.dtype
-    spec = data_spec(setup) if federation.elsewhere and client is None else None
-    if spec is not None and spec.preprocess.changes:  # nobody's rows are here, but constants would be known
+    spec = data_spec(setup) if federation.is_remote and client is None else None
+    if spec is not None and spec.preprocess.changes:  # there are no rows here, but the constants may be known
         if "client" in (spec.preprocess.scale, spec.preprocess.impute):
             return None, raw
         first, nothing = Table.of([np.zeros(1)]), Table.of([np.zeros(0)])

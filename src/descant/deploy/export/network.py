@@ -1,4 +1,4 @@
-"""A model's module made again from its files, and the same with the treatment of rows in front of it."""
+"""A model's module rebuilt from its files, with or without its preprocessing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from descant.models import ModelSpec, NetworkSpec
 
 
 class OnRows(nn.Module):
-    """A network that takes rows as they are in the data: what is missing is replaced, numbers are scaled,
-    bytes become numbers in [0, 1]. It is exported whole, with the numbers for that in it."""
+    """A network that takes raw rows: it imputes, scales, and turns bytes into numbers in [0, 1]. Exports
+    include its constants."""
 
     def __init__(self, network: nn.Module, manifest: Manifest) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class OnRows(nn.Module):
         sides = len(manifest.input.shape)
         for name in ("fill", "mean", "std"):
             values = (manifest.preprocess or {}).get(name)
-            # as wide as a sample is deep, since a column is its first dimension
+            # a column is the first dimension of a sample
             column = None if values is None else torch.tensor(
                 values, dtype=torch.float64).to(manifest.input.torch_dtype()).view([-1, *[1] * (sides - 1)])
             self.register_buffer(name, column)
@@ -50,7 +50,7 @@ class OnRows(nn.Module):
         return out
 
     def single(self) -> OnRows:
-        """The same in single precision, as far as the network goes."""
+        """The same with the network in single precision."""
         if self._dtype == torch.float32:
             return self
         made = copy.deepcopy(self)
@@ -58,8 +58,8 @@ class OnRows(nn.Module):
         made._dtype = torch.float32
         return made
 
-    def undone(self, x: Tensor) -> Tensor:
-        """Rows that become about these samples."""
+    def inverse(self, x: Tensor) -> Tensor:
+        """Raw rows for these samples, approximately."""
         if self.mean is None or self.std is None:
             return x.to(self.fill.dtype) if self.fill is not None else x
         return x.to(self.mean.dtype) * self.std + self.mean
@@ -67,33 +67,32 @@ class OnRows(nn.Module):
 
 def load_model(place: str | Path, module: nn.Module | None = None, *, on_rows: bool = False,
                allow: Allowed = ()) -> nn.Module:
-    """A model's module, ready to predict. It takes samples as they are in a run: scaled, nothing missing;
-    with `on_rows`, rows as they are in the data.
+    """A model's module, ready to predict. It takes preprocessed samples; with `on_rows`, raw rows.
 
-    A model of descant's is made again, and so is one that is named "package.module:function", if its package
-    is in `allow` or in the user's settings: to make it is to run its code. One that was a Python object must
-    be given as `module`; it is copied.
+    A model of descant's is rebuilt. One that is named "package.module:function" is rebuilt by running its
+    code, so its package must be in `allow` or in the user's settings. One that was a Python object must be
+    passed as `module`, which is copied.
     """
     place = Path(place)
     manifest = read_manifest(place)
     network = rebuilt(manifest, read_tensors(place, manifest), module, f"{place}: ", allow)
     if not on_rows:
         return network
-    require_treatment(manifest, place)
+    require_preprocessing(manifest, place)
     return OnRows(network, manifest).eval()
 
 
-def require_treatment(manifest: Manifest, place: Path) -> None:
-    """Refuse rows for a model that does not say what to do with them."""
+def require_preprocessing(manifest: Manifest, place: Path) -> None:
+    """Refuse raw rows for a model without preprocessing constants."""
     if manifest.preprocess is None:
-        raise UsageError(f"{place}: the rows that this model learned from were scaled or completed by every "
-                         "client's own numbers, so the model for all has none for yours: use a client's own "
+        raise UsageError(f"{place}: this model was trained on rows that were scaled or imputed with every "
+                         "client's own constants, so the global model has none for yours: use a client's own "
                          "model, or make one for your rows with `descant personalize`")
 
 
 def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | None, where: str,
             allow: Allowed) -> nn.Module:
-    """The module of a manifest with these tensors; `where` begins the messages."""
+    """The module of a manifest with these tensors; `where` prefixes the messages."""
     if manifest.tensors != "state_dict":
         raise UsageError(f"{where}this is not one module: {manifest.algorithm.get('name')} predicts with "
                          "several parts, which are in the file under their names")
@@ -110,7 +109,7 @@ def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | 
 
 def _made(manifest: Manifest, where: str, permit: Permit) -> nn.Module:
     if manifest.model is None:
-        raise UsageError(f"{where}the model was a Python object, which no file can hold: give it again, "
+        raise UsageError(f"{where}the model was a Python object, which is not in the file: pass it again, "
                          "descant.deploy.export.load_model(DIR, module=...)")
     require_permitted({"model": manifest.model}, permit, where)
     spec = ModelSpec.parse(manifest.model, allow=permit).model

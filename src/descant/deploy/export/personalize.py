@@ -1,7 +1,4 @@
-"""A model for a client that was not there: by the method's own rule for newcomers, from its own rows.
-
-Beside it stands what the newcomer could have had without the method: the model for all, and training alone.
-"""
+"""A model for a newcomer, by the method's own rule, beside the global model and training alone."""
 
 from __future__ import annotations
 
@@ -10,22 +7,23 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from descant.core.algorithm import Algorithm
 from descant.core.sample import SampleFormat
-from descant.core.splits import SPLITS
+from descant.core.splits import SPLITS, Table
 from descant.core.threads import one_thread
 from descant.core.vector import Model
 from descant.data import tables
 from descant.data.labels import as_known
 from descant.data.spec import DataSpec
 from descant.deploy.export.alone import learned_alone
+from descant.deploy.export.client_data import ClientData, read_client_data
 from descant.deploy.export.export import Made, notes_on, samples_of
 from descant.deploy.export.manifest import Manifest, data_spec
-from descant.deploy.frame import Frame, Member
-from descant.deploy.site import Site, read_site
+from descant.engine.backends.shard import Shard
 from descant.engine.personal import personal_model
 from descant.errors import DescantError, UsageError
 from descant.experiment.run import Run, Setup, Which
@@ -33,22 +31,21 @@ from descant.models.module import ModuleTask
 
 
 class Newcomer(NamedTuple):
-    """A newcomer's model, and what it is worth on its own test rows."""
+    """A newcomer's model and its scores on its own test rows."""
 
     name: str
     sizes: dict[str, int]  # rows of each split
-    figures: dict[str, dict[str, float | None]]  # of "personal", "alone" and, if there is one, "shared"
+    figures: dict[str, dict[str, float | None]]  # of "personal", "alone" and, if any, "shared"
     made: Made
 
     @property
     def module(self) -> nn.Module:
-        """It as an ordinary module."""
+        """The model as an ordinary module."""
         return self.made.module
 
 
 def personalized(run: Run, data: str | Path, name: str | None = None, which: Which = "best") -> Newcomer:
-    """The model that the method of a run gives to a client with these rows; without a name, the client is
-    called like its file."""
+    """The model that a run's method gives to a client with these rows; the default name is the file's."""
     path = Path(data)
     name = path.stem if name is None else name
     setup, client = _with_newcomer(run, path, name)
@@ -63,8 +60,8 @@ def personalized(run: Run, data: str | Path, name: str | None = None, which: Whi
         raise DescantError(f"{name} cannot be personalized: {error}") from None
     if not isinstance(setup.task, ModuleTask) or not isinstance(personal, Model) or (
             type(algorithm).predict is not Algorithm.predict):
-        raise UsageError("what the clients of this run predict with is not one nn.Module: there is no model "
-                         "to hand over")
+        raise UsageError("the clients of this run do not predict with one nn.Module: there is no model to "
+                         "export")
     figures = {"personal": _figures(setup, scored.personal.test)}
     if scored.shared != ():
         figures["shared"] = _figures(setup, scored.shared.test)
@@ -82,49 +79,48 @@ def _figures(setup: Setup, tally: torch.Tensor) -> dict[str, float | None]:
 
 
 def _with_newcomer(run: Run, path: Path, name: str) -> tuple[Setup, int]:
-    """The run's setup with the newcomer's rows in place of everybody's, and its number: after all others."""
+    """The run's setup with only the newcomer's rows, and its number: after all others."""
     setup, federation = run.setup, run.setup.federation
     if name in federation.names:
-        raise UsageError(f"{name!r} is a client of this run, which has a model: `descant export` writes it; "
-                         "a newcomer needs another --name")
+        raise UsageError(f"{name!r} is a client of this run, whose model `descant export` writes: a newcomer "
+                         "needs another --name")
     if not name or not name.isprintable():
-        raise UsageError(f"--name {name!r}: a name needs letters, and only such as can be printed")
+        raise UsageError(f"--name {name!r}: use printable characters")
     spec = data_spec(setup)
     if spec is None:
         raise UsageError("this run's data are Python objects: how rows are split and scaled is not known")
-    site = _read(path, spec, setup)
-    kind = SampleFormat.of_federation(federation)
-    members = [Member(each, 1, 1, 1) for each in (*federation.names, name)]
-    frame = Frame.of(kind, members, setup.train.torch_dtype, federation.unseen + 1)
     client = federation.everyone
-    own = site.within(frame, client, spec, setup.train.torch_dtype)
+    nobody = Table.packed(np.zeros(0, np.int64), np.zeros(client + 1, np.int64))
+    whole = Shard(federation.x[:0], federation.y[:0], nobody, nobody, nobody, federation.classes,
+                  (*federation.names, name), unseen=federation.unseen + 1)
+    own = _read(path, spec, setup).within(whole, client, spec, setup.train.torch_dtype)
     return dataclasses.replace(setup, federation=own), client
 
 
-def _read(path: Path, spec: DataSpec, setup: Setup) -> Site:
-    """The newcomer's rows, if they are such as those of the run."""
+def _read(path: Path, spec: DataSpec, setup: Setup) -> ClientData:
+    """The newcomer's rows, checked against the run's."""
     if path.suffix.lower() not in tables.ENDINGS:
         raise UsageError(f"--data {path} must end in one of {', '.join(tables.ENDINGS)}")
     if spec.schema is None and path.suffix.lower() != ".npz":
-        raise UsageError(f"--data {path} is a table, and the data of this run have no schema that says which "
-                         f"column is what: give an NPZ file with x of shape (rows, "
+        raise UsageError(f"--data {path} is a table, and the data of this run have no schema for its "
+                         f"columns: give an NPZ file with x of shape (rows, "
                          f"{', '.join(map(str, setup.federation.x.shape[1:]))}) and y")
-    site, federation = read_site(str(path), spec), setup.federation
-    if spec.schema is None and site.classes is not None:
-        y = torch.from_numpy(as_known(site.y.numpy(), federation.class_names, f"--data {path}: "))
-        site = site._replace(y=y, classes=int(y.max()) + 1)
+    data, federation = read_client_data(str(path), spec), setup.federation
+    if spec.schema is None and data.classes is not None:
+        y = torch.from_numpy(as_known(data.y.numpy(), federation.class_names, f"--data {path}: "))
+        data = data._replace(y=y, classes=int(y.max()) + 1)
     known = SampleFormat.of_federation(federation)
-    if wrong := known.differs(site.kind):
-        raise UsageError(f"--data {path} is not of the kind that the run has: {wrong}")
-    for what, own, most in (("class", site.kind.classes, known.classes),
-                            ("token", site.kind.tokens, known.tokens)):
+    if wrong := known.differs(data.kind):
+        raise UsageError(f"--data {path} does not fit the run: {wrong}")
+    for what, own, most in (("class", data.kind.classes, known.classes),
+                            ("token", data.kind.tokens, known.tokens)):
         if own is not None and most is not None and own > most:
             raise UsageError(f"--data {path} has the {what} {own - 1}, but the run knows 0 to {most - 1}")
-    return site
+    return data
 
 
 def wilson(share: float, rows: int, z: float = 1.959964) -> tuple[float, float]:
-    """Between which shares the true one lies with 95 % confidence, if this one was seen in so many rows."""
+    """Wilson's 95 % confidence interval of a share that was observed in so many rows."""
     middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows))
     return max(0.0, middle - half), min(1.0, middle + half)

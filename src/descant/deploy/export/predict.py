@@ -1,4 +1,4 @@
-"""What a model says of rows that nobody has seen."""
+"""The predictions of an exported model."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from descant.deploy.export.manifest import Manifest, find_model, read_manifest
 from descant.deploy.export.network import load_model
 from descant.errors import UsageError
 
-BLOCK = 1024  # rows that a model sees at once: the last bit of a product can depend on it
+BLOCK = 1024  # rows at once: the last bit of a product can depend on it
 
 
 class Rows(NamedTuple):
-    """Rows as they are in a file."""
+    """Raw rows of a file."""
 
     x: Tensor
-    y: Tensor | None  # the targets, where the file has them
+    y: Tensor | None  # the targets, if the file has them
 
 
 class Predictions(NamedTuple):
@@ -48,7 +48,7 @@ class Predictions(NamedTuple):
 
     @property
     def probabilities(self) -> Tensor | None:
-        """[rows, classes]; None where the outputs are not made into any by a known loss."""
+        """[rows, classes]; None if the loss does not define them."""
         outputs, loss = self.outputs, self.manifest.loss
         if self.manifest.classes is None or loss not in ("cross_entropy", "binary_cross_entropy"):
             return None
@@ -59,7 +59,7 @@ class Predictions(NamedTuple):
 
     @property
     def classes(self) -> Tensor | None:
-        """[rows] the numbers of the classes; None where the target is a real number."""
+        """[rows] class numbers; None for a real target."""
         if self.manifest.classes is None:
             return None
         if self.outputs.dim() == 1 or self.outputs.shape[1] == 1:
@@ -67,7 +67,7 @@ class Predictions(NamedTuple):
         return self.outputs.argmax(1)
 
     def figures(self) -> dict[str, float]:
-        """How good they are, where the targets are known."""
+        """The metrics, if the targets are known."""
         if self.y is None:
             return {}
         try:
@@ -108,12 +108,12 @@ class Predictions(NamedTuple):
         if shares is None:
             if probabilities:
                 raise UsageError(f"this model was trained with the loss {self.manifest.loss!r}, which does "
-                                 "not say how outputs become probabilities: leave --probabilities out")
+                                 "not define probabilities: leave --probabilities out")
             yield ["predicted"]
             yield from ([names[k]] for k in chosen.tolist())
             return
         yield ["predicted", "probability", *(f"probability_{name}" for name in names if probabilities)]
-        # numpy writes the shortest text that is read as the same number
+        # numpy writes the shortest text that reads back exactly
         for k, row in zip(chosen.tolist(), shares.numpy(), strict=True):
             yield [names[k], str(row[k]), *(map(str, row) if probabilities else ())]
 
@@ -129,17 +129,17 @@ def predictions(model: str | Path, data: str | Path, module: nn.Module | None = 
     outputs = outputs_of(network, rows.x, f"{path}: ")
     if outputs.dim() > 2:
         raise UsageError(f"{place}: the model gives outputs of shape {tuple(outputs.shape[1:])} for a row, "
-                         "which are no line of a table: use descant.deploy.export.load_model")
+                         "which do not fit a table: use descant.deploy.export.load_model")
     return Predictions(manifest, outputs, rows.y)
 
 
 def outputs_of(network: nn.Module, x: Tensor, where: str = "") -> Tensor:
-    """The outputs for rows, some rows at a time and in one thread: the last bit depends on both."""
+    """The outputs for rows, in blocks and in one thread: the last bit depends on both."""
     blocks = []
     with torch.no_grad(), one_thread():
         for start in range(0, len(x), BLOCK):
             try:
-                # a copy: how rows are aligned in memory would show in the last bit
+                # a copy: the last bit depends on the alignment
                 blocks.append(network(x[start : start + BLOCK].clone()))
             except Exception as error:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -148,7 +148,7 @@ def outputs_of(network: nn.Module, x: Tensor, where: str = "") -> Tensor:
 
 
 def read_rows(path: Path, manifest: Manifest) -> Rows:
-    """The rows of a file, if they are such as the model takes."""
+    """The rows of a file, checked against the model's input."""
     if path.suffix.lower() not in tables.ENDINGS:
         raise UsageError(f"{path} must end in one of {', '.join(tables.ENDINGS)}")
     if not path.is_file():
@@ -159,7 +159,7 @@ def read_rows(path: Path, manifest: Manifest) -> Rows:
         x, y = tables.read_npz_rows(path)
     else:
         sides = ", ".join(map(str, manifest.input.shape))
-        raise UsageError(f"{path} is a table, and this model has no schema that says which column is what: "
+        raise UsageError(f"{path} is a table, and this model has no schema for its columns: "
                          f"give an NPZ file with x of shape (rows, {sides})")
     _check(x, y, path, manifest)
     return Rows(torch.from_numpy(x).to(manifest.input.torch_dtype()), _targets(y, path, manifest))
@@ -181,8 +181,8 @@ def _check(x: np.ndarray, y: np.ndarray | None, path: Path, manifest: Manifest) 
         if manifest.schema is not None and path.suffix.lower() in tables.TABLES:
             column = [column.name for column in manifest.schema.columns for _ in column.features][place[0]]
             what = f"{tables.place_of_row(path, row)}, column {column!r}: the value"
-        raise UsageError(f"{what} is missing, and this model has no number to put there: complete the row, "
-                         "or leave it out")
+        raise UsageError(f"{what} is missing, and this model does not impute: complete the row, or leave "
+                         "it out")
 
 
 def _targets(y: np.ndarray | None, path: Path, manifest: Manifest) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The data of ONE organisation: a file of its own, or, for trying, one client of a known dataset."""
+"""The data of ONE client: a file of its own, or, for trials, one client of a known dataset."""
 
 from __future__ import annotations
 
@@ -15,41 +15,40 @@ from descant.data import DATASETS, tables
 from descant.data.folder import read_file
 from descant.data.preprocess import Treatment
 from descant.data.spec import DataSpec
-from descant.deploy.frame import Frame
 from descant.engine.backends.shard import Rows, Shard
 from descant.errors import UsageError, unknown
 
 
-class Site(NamedTuple):
-    """The rows of an organisation, before they are split; or as a known dataset splits them."""
+class ClientData(NamedTuple):
+    """The rows of a client before they are split, or as a known dataset splits them."""
 
     x: torch.Tensor
     y: torch.Tensor
     classes: int | None
     group: np.ndarray | None = None
     split: tuple[Table, Table, Table] | None = None  # each with one list
-    treatment: Treatment | None = None  # what that dataset did to the rows
+    treatment: Treatment | None = None  # that dataset's preprocessing
 
     @property
     def kind(self) -> SampleFormat:
         return SampleFormat.of(self.x, self.y, self.classes)
 
-    def within(self, frame: Frame, client: int, spec: DataSpec, dtype: torch.dtype) -> Federation:
-        """A federation in which client number `client` has these rows, and nobody else has any."""
+    def within(self, whole: Federation, client: int, spec: DataSpec, dtype: torch.dtype) -> Federation:
+        """The federation `whole` in which only client number `client` has rows: these."""
         if self.split is not None:
             x, split, treatment = self.x, self.split, self.treatment
         else:
-            parts = split_rows(np.arange(len(self.x)), self._labels(frame.classes), spec.split_seed, client,
+            parts = split_rows(np.arange(len(self.x)), self._labels(whole.classes), spec.split_seed, client,
                                spec.test, spec.validation, self.group, spec.fold)
             split = (Table.of([parts[0]]), Table.of([parts[1]]), Table.of([parts[2]]))
             spec.preprocess.check(self.x)
             x, treatment = (spec.preprocess.apply(self.x, *split) if spec.preprocess.changes
                             else (self.x, None))
-        train, validation, test = (self._placed(table, client, frame.everyone) for table in split)
+        train, validation, test = (self._placed(table, client, whole.everyone) for table in split)
         x, y = (t.to(dtype) if t.is_floating_point() else t for t in (x, self.y))
-        if treatment is not None:  # the others have no rows that it could be wrong for
-            treatment = treatment.pick(np.zeros(frame.everyone, np.int64))
-        return Shard(x, y, train, validation, test, frame.classes, frame.names, unseen=frame.unseen,
+        if treatment is not None:  # the others have no rows
+            treatment = treatment.pick(np.zeros(whole.everyone, np.int64))
+        return Shard(x, y, train, validation, test, whole.classes, whole.names, unseen=whole.unseen,
                      treatment=treatment)
 
     def _labels(self, classes: int | None) -> np.ndarray | None:
@@ -62,9 +61,8 @@ class Site(NamedTuple):
         return Table.packed(table.indices, sizes)
 
 
-def require_data(data: str) -> Path | None:
-    """What can be said of --data before the server has said what it must hold: the file, or None where it is
-    a client of a dataset."""
+def require_source(data: str) -> Path | None:
+    """The file that --data names, which must exist; None if it names a client of a dataset."""
     name, colon, _ = data.partition(":")
     if colon and name in DATASETS:
         return None
@@ -77,30 +75,30 @@ def require_data(data: str) -> Path | None:
     return path
 
 
-def read_site(data: str, spec: DataSpec) -> Site:
-    """The data that `descant client --data` names, for an experiment."""
-    path = require_data(data)
+def read_client_data(data: str, spec: DataSpec) -> ClientData:
+    """The data that `--data` names, read for an experiment."""
+    path = require_source(data)
     if path is None:
         name, _, client = data.partition(":")
-        return _of_dataset(name, client, spec)
+        return _from_dataset(name, client, spec)
     arrays = read_file(path, spec.schema)
     x, y = torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)
     if spec.preprocess.impute == "none" and x.is_floating_point() and bool(x.isnan().any()):
         row = int(torch.nonzero(x.isnan())[0, 0])
         raise UsageError(f"{tables.place_of_row(path, row)}: a value is missing, and the experiment does not "
-                         "say how to replace it (data.impute): complete the row, or leave it out")
+                         "impute (data.impute): complete the row, or leave it out")
     classes = None if y.is_floating_point() else int(y.max()) + 1
     if spec.schema is not None and spec.schema.classes is not None:
         classes = len(spec.schema.classes)
     if len(x) < (least := 2 if spec.test > 0 else 1):
         raise UsageError(f"{path} has {len(x)} rows: a client needs at least {least}, one to train on"
                          + (" and one to test on" if least > 1 else ""))
-    return Site(x, y, classes, arrays.group)
+    return ClientData(x, y, classes, arrays.group)
 
 
-def _of_dataset(name: str, client: str, spec: DataSpec) -> Site:
+def _from_dataset(name: str, client: str, spec: DataSpec) -> ClientData:
     if spec.dataset.name != name:
-        raise UsageError(f"--data {name}:{client} is not of the experiment, whose dataset is "
+        raise UsageError(f"--data {name}:{client} does not fit the experiment, whose dataset is "
                          f"{spec.dataset.name!r}: name one of its clients, or a file")
     federation = spec.federation()
     if client in federation.names:
@@ -111,6 +109,6 @@ def _of_dataset(name: str, client: str, spec: DataSpec) -> Site:
         raise unknown(f"client of {name}", client, federation.names)
     rows = Rows.of(federation, np.array([number]))
     split = [table.pick(np.array([number])) for table in (rows.train, rows.validation, rows.test)]
-    return Site(torch.from_numpy(rows.x), torch.from_numpy(rows.y), federation.classes, None,
+    return ClientData(torch.from_numpy(rows.x), torch.from_numpy(rows.y), federation.classes, None,
                 (split[0], split[1], split[2]),
                 None if federation.treatment is None else federation.treatment.pick([number]))

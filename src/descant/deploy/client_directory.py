@@ -1,9 +1,8 @@
-"""What a client keeps on its own disk: its states, and its personal model.
+"""What a client keeps on its own disk: its states and its personal model.
 
-The server says with every order which of the client's states counts: one that was made in a round whose
-answer came too late, or was lost with the server, does not. So a new state is written beside the one it
-came from, and the old one goes when a later round builds on the new. Files are replaced in one step: a
-client that is killed has the old state or the new one, never half of one.
+With every request the server says which of the client's states counts. A state from a round whose reply came
+too late, or was lost with the server, does not. So a new state is written beside the one it came from, and
+the old one is removed when a later round builds on the new. Files are replaced atomically.
 """
 
 from __future__ import annotations
@@ -22,33 +21,34 @@ from descant.core.tree import Tree, leaves, rebuild
 from descant.errors import DescantError
 
 
-class Keep:
-    """The directory of a client; what belongs to one federation lies in a folder of its own."""
+class ClientDirectory:
+    """Each federation has its own folder in it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody else's to read
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # private to this user
 
     def joined(self) -> dict[str, Any] | None:
         """The federation that the client joined last."""
+        path = self.directory / "federation.json"
         try:
-            found = json.loads((self.directory / "federation.json").read_text(encoding="utf-8"))
+            found = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise DescantError(f"{self.directory / 'federation.json'} is damaged ({error}): remove it, and "
-                               "the client joins anew") from None
+            raise DescantError(f"{path} is damaged ({error}): remove it, and the client joins again"
+                               ) from None
         return found if isinstance(found, dict) else None
 
     def join(self, facts: dict[str, Any]) -> None:
         write_atomic(self.directory / "federation.json", json.dumps(facts, indent=1).encode())
 
-    def states(self, session: str) -> States:
-        return States(self.directory / session)
+    def states(self, session: str) -> ClientStates:
+        return ClientStates(self.directory / session)
 
 
-class States:
-    """The states of one client in one federation, by the round that made them."""
+class ClientStates:
+    """The states of one client in one federation, by round."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -59,7 +59,7 @@ class States:
         return sorted(int(number) for number in found if number.lstrip("-").isdecimal())
 
     def read(self, number: int, template: Tree) -> Tree:
-        """The state that a round made; 0 is the one that everybody begins with."""
+        """The state of a round; round 0 has the initial state."""
         if number == 0:
             return template
         path = self._path(number)
@@ -70,16 +70,16 @@ class States:
         except FileNotFoundError:
             known = ", ".join(map(str, self.rounds())) or "none"
             raise DescantError(f"the state of round {number} is not in {self._directory} (there: {known}): "
-                               "restore it from a copy") from None
+                               "restore it from a backup") from None
         except (SafetensorError, OSError, KeyError) as error:
-            raise DescantError(f"{path} is damaged ({error}): restore it from a copy") from None
+            raise DescantError(f"{path} is damaged ({error}): restore it from a backup") from None
 
     def write(self, number: int, state: Tree, keep: Collection[int]) -> None:
-        """Keep a new state, and of the others only those that may still count."""
+        """Write a new state, and remove the others that can no longer count."""
         for other in self.rounds():
             if other not in keep:
                 self._path(other).unlink()
-        # one element at least: safetensors knows no empty file
+        # safetensors has no empty files
         tensors = {name: leaf.contiguous() for name, leaf in leaves(state)} or {"nothing": torch.zeros(1)}
         write_atomic(self._path(number), save(tensors))
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from descant.cli.terminal import Allow, DataDir, Settings, failures_told, make_console
+from descant.cli.common import Allow, DataDir, Settings, reporting_errors
 from descant.errors import DescantError, UsageError
+from descant.view.terminal import make_console
 
 if TYPE_CHECKING:
     from descant.comparison.plan import Population
@@ -39,10 +40,6 @@ class Populations(StrEnum):
     rows = "rows"
     clients = "clients"
     new_clients = "new-clients"
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(compare)
 
 
 def compare(
@@ -99,7 +96,7 @@ def compare(
       descant compare experiment.toml --algorithms "pfedme:lam=[5,15,30]" --until-decided --out results/lam
       descant compare experiments/pfedbred.toml --out results/pfedbred --jobs 2 --tune 20
     """
-    with failures_told("stopped; the same command again does what is missing"):
+    with reporting_errors("stopped; rerun the same command to finish"):
         from descant.comparison import execute as doing
         from descant.comparison import plan as planning
         from descant.comparison import results as outcome

@@ -1,9 +1,9 @@
-"""The server's side of the connection: a SuperLink of its own, and Flower's grid on it.
+"""The server's transport over Flower: a SuperLink in a process of its own, and a grid on it.
 
-`open_link` starts the process (`superlink.py`), which ends with this one however this one ends. The grid is
-Flower's, with three differences: no signal is ever sent to this process, a SuperLink that died is an error
-with the end of its log, and a reply whose tensors are still on their way is left for the next look instead of
-being waited for, so that one slow client does not keep the others.
+The process (`superlink.py`) ends with this one, however this one ends. The grid is Flower's with three
+differences: no signal is sent to this process, a dead SuperLink is an error with the end of its log, and a
+reply that is still being uploaded is left for the next look, so that one slow client does not block the
+others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,27 +36,30 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from descant.deploy.certificates import HERE, ServerKeys
-from descant.deploy.superlink import QUIET, Opened, Orders
-from descant.deploy.wire import Address, Headers, connect, hush
+from descant.deploy.keys import LOCAL_HOSTS, ServerKeys
+from descant.deploy.transport import Connection, superlink
+from descant.deploy.transport.address import Address
+from descant.deploy.transport.grid import GridTransport
+from descant.deploy.transport.http import Headers, connect, silence
+from descant.deploy.transport.superlink import QUIET, Opened, Options
 from descant.errors import DescantError, UsageError
 
-START = 60.0  # seconds that the process may take to start: on a busy machine it takes ten
+START = 60.0  # seconds to start: ten on a busy machine
 PAUSES = (0.05, 0.2, 1.0, 2.0, 4.0)  # seconds between attempts to reach a process on this machine
 LINES = 12  # of its log, in an error
 
 
-class Link:
-    """A running SuperLink. `grid` is used by one thread."""
+class FlowerServer(GridTransport):
+    """A running SuperLink and the grid on it: a `ServerTransport`."""
 
     def __init__(self, process: subprocess.Popen[bytes], home: tempfile.TemporaryDirectory[str], log: Path,
                  begins: int, address: Address) -> None:
-        self.address = address  # at which this process reaches it; the port is the one clients use
-        self.grid: LinkGrid
+        self.address = address  # for this process; the port is the one that clients use
+        self._grid: SuperLinkGrid
         self._process = process
         self._home = home
         self._log = log
-        self._begins = begins  # bytes of the log that are of earlier runs
+        self._begins = begins  # bytes of the log from earlier runs
         self._is_open = True
 
     @property
@@ -68,27 +71,30 @@ class Link:
         """The SuperLink's process."""
         return self._process.pid
 
+    def connected(self) -> dict[int, Connection]:
+        self.check()
+        return super().connected()
+
     def check(self) -> None:
         """Raise if the SuperLink is gone."""
         if (code := self._process.poll()) is not None:
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             raise DescantError(f"the SuperLink {how}{self._tail()}")
 
-    def forget(self, ids: Iterable[str]) -> None:
-        """Let the SuperLink drop messages whose answers nobody waits for any more."""
-        self.grid.forget(ids)
+    def forget(self, requests: Collection[str]) -> None:
+        self._grid.forget(requests)
 
     def close(self) -> None:
         if not self._is_open:
             return
         self._is_open = False
-        if hasattr(self, "grid"):
-            self.grid.close()
+        if hasattr(self, "_grid"):
+            self._grid.close()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdout.close()
         with contextlib.suppress(OSError):
-            self._process.stdin.close()  # which it takes for the end
+            self._process.stdin.close()  # which ends it
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -96,7 +102,7 @@ class Link:
             self._process.wait()
         self._home.cleanup()
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> FlowerServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,23 +117,23 @@ class Link:
             lines = []
         return f"; the end of {self._log}:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 
-    def _open(self, orders: Orders, keys: ServerKeys | None) -> None:
+    def _start(self, options: Options, keys: ServerKeys | None) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: said below
-            self._process.stdin.write(json.dumps(orders._asdict()).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # it died at once: raised below
+            self._process.stdin.write(json.dumps(options._asdict()).encode() + b"\n")
             self._process.stdin.flush()
         opened = Opened(**json.loads(self._first_line()))
-        headers = Headers({"authorization": f"Bearer {orders.token}", TASK_TOKEN_HEADER: opened.token},
-                          server_name=None if keys is None else HERE[0])
+        headers = Headers({"authorization": f"Bearer {options.token}", TASK_TOKEN_HEADER: opened.token},
+                          server_name=None if keys is None else LOCAL_HOSTS[0])
         client = connect(RuntimeHttpClient, self.address, None if keys is None else keys.ca, [headers],
-                         Patience(self.check))
-        # Flower looks in these globals when a message is made.
+                         Retry(self.check))
+        # Flower reads these globals when it makes a message.
         TaskIdentity.task_id, TaskIdentity.run_id = opened.task, opened.run
         TaskIdentity.node_id = SUPERLINK_NODE_ID
-        self.grid = LinkGrid(client, opened)
+        self._grid = SuperLinkGrid(client, opened)
 
     def _first_line(self) -> bytes:
-        """What the process says when it is up."""
+        """What the process writes when it is up."""
         assert self._process.stdout is not None
         descriptor, deadline, text = self._process.stdout.fileno(), time.monotonic() + START, b""
         os.set_blocking(descriptor, False)
@@ -149,49 +155,50 @@ class Link:
         return text
 
 
-def open_link(host: str, port: int, keys: ServerKeys | None, log: Path) -> Link:
+def open_server(host: str, port: int, keys: ServerKeys | None, log: Path) -> FlowerServer:
     """Start a SuperLink that listens at this address, with these clients' keys; port 0 takes a free one.
     Without keys nothing is encrypted and anybody may join: only within this machine."""
-    hush()
+    silence()
     if keys is None and not Address(host, port).is_loopback:
-        raise UsageError(f"without certificates the server is only for this machine, and {host} is not its "
-                         "loopback: use 127.0.0.1, or make certificates with: descant certificates")
+        raise UsageError(f"without certificates a server is only for its own machine, and {host} is not its "
+                         "loopback: use 127.0.0.1, or make certificates with: descant certificates DIR "
+                         "--host HOST")
     listener = _listen(host, port)
     with listener:
         bound = Address(*listener.getsockname()[:2])
         here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound.host, bound.host)
         home = tempfile.TemporaryDirectory(prefix="descant-superlink-", ignore_cleanup_errors=True)
         log.parent.mkdir(parents=True, exist_ok=True)
-        # Flower's own settings in the environment are not for this SuperLink
+        # without Flower's settings in the user's environment
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
         with log.open("ab") as file:
             begins = file.seek(0, os.SEEK_END)
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "descant.deploy.superlink"], stdin=subprocess.PIPE,
+                [sys.executable, "-P", "-m", superlink.__name__], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=file, pass_fds=[listener.fileno()], start_new_session=True,
                 env=environment | QUIET | {"FLWR_HOME": home.name})
-        link = Link(process, home, log, begins, Address(here, bound.port))
-        orders = Orders(os.getpid(), listener.fileno(), secrets.token_hex(32), None)
+        server = FlowerServer(process, home, log, begins, Address(here, bound.port))
+        options = Options(os.getpid(), listener.fileno(), secrets.token_hex(32), None)
         if keys is not None:
-            orders = orders._replace(clients={name: key.decode() for name, key in keys.clients.items()},
+            options = options._replace(clients={name: key.decode() for name, key in keys.clients.items()},
                                      certificate=str(keys.certificate), key=str(keys.key),
                                      ca=str(keys.directory / "ca.crt"))
     try:
-        link._open(orders, keys)
+        server._start(options, keys)
     except BaseException:
-        link.close()
+        server.close()
         raise
-    return link
+    return server
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that nobody else can take the port while the process starts."""
+    """A listening socket: no other process can take the port while the SuperLink starts."""
     if not 0 <= port < 2**16:
-        raise UsageError(f"a port is a number up to 65535, not {port}")
+        raise UsageError(f"--port must be at most 65535, not {port}")
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        raise UsageError(f"{host!r} is not a name or an address of this machine: choose one with --host"
+        raise UsageError(f"{host!r} is not a name or address of this machine: choose one with --host"
                          ) from None
     family, kind, protocol, _, address = infos[0]
     listener = socket.socket(family, kind, protocol)
@@ -203,15 +210,15 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise UsageError({
             errno.EADDRINUSE: f"port {port} on {host} is in use: choose another with --port",
-            errno.EACCES: f"port {port} is kept for the system: choose one from 1024 on with --port",
-            errno.EADDRNOTAVAIL: f"{host} is not an address of this machine: listen on all that it has with "
-                                 "--host 0.0.0.0",
+            errno.EACCES: f"port {port} is reserved for the system: choose one from 1024 on with --port",
+            errno.EADDRNOTAVAIL: f"{host} is not an address of this machine: listen on all of its addresses "
+                                 "with --host 0.0.0.0",
         }.get(error.errno or 0, f"cannot listen on {host}:{port}: {error.strerror}")) from None
     return listener
 
 
-class Patience:
-    """In place of what Flower retries requests with: that one would interrupt this process when refused."""
+class Retry:
+    """Replaces Flower's, which interrupts this process when it is refused."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -230,11 +237,11 @@ class Patience:
             if pause is not None:
                 time.sleep(pause)
         self._check()
-        raise DescantError(f"the SuperLink does not answer as it should ({reason})")
+        raise DescantError(f"the SuperLink does not respond properly ({reason})")
 
 
 class _Arriving(NamedTuple):
-    """A reply of which not everything is there yet."""
+    """A reply that is still being uploaded."""
 
     id: str
     reply_to: str
@@ -242,8 +249,8 @@ class _Arriving(NamedTuple):
     contents: dict[str, bytes]
 
 
-class LinkGrid(HttpGrid):
-    """Flower's grid on a client that was made for it."""
+class SuperLinkGrid(HttpGrid):
+    """Flower's grid on our own HTTP client."""
 
     def __init__(self, client: RuntimeHttpClient, opened: Opened) -> None:
         super().__init__(token=opened.token)
@@ -257,12 +264,12 @@ class LinkGrid(HttpGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
-        for message in messages:  # made for the run that was opened last
+        for message in messages:  # Flower would take the run that was opened last
             message.metadata.__dict__["_run_id"] = self._run_id
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies to these messages that are there as a whole; each of them once."""
+        """The complete replies to these messages, each once."""
         asked = {*message_ids}
         if new := asked - self._arriving.keys():
             answer = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=sorted(new)))
@@ -280,11 +287,11 @@ class LinkGrid(HttpGrid):
                 self._confirm(each)
 
     def _pull(self, reply: _Arriving) -> Message | None:
-        """What has come of a reply since the last look; the whole of it if there is no more to come."""
+        """Fetch what has arrived of a reply; returns it when it is complete."""
         while reply.missing:
             found = self._runtime_client.PullObject(PullObjectRequest(
                 node=self.node, run_id=self._run_id, object_id=reply.missing[-1]))
-            if not found.object_found:  # the upload was given up, or took too long
+            if not found.object_found:  # the upload was abandoned, or took too long
                 del self._arriving[reply.reply_to]
                 return self._unavailable(reply)
             if not found.object_available:
@@ -295,7 +302,7 @@ class LinkGrid(HttpGrid):
         try:
             message = inflate_object_from_contents(reply.id, reply.contents)
             assert isinstance(message, Message)
-        except Exception:  # whatever a client may have sent in place of one
+        except Exception:  # a client may send anything
             return self._unavailable(reply)
         message.metadata.__dict__["_message_id"] = reply.id
         return message
@@ -305,10 +312,10 @@ class LinkGrid(HttpGrid):
             node=self.node, run_id=self._run_id, message_object_id=message))
 
     def _unavailable(self, reply: _Arriving) -> Message:
-        """Flower's error for a reply that cannot be had."""
+        """Flower's error for a reply that did not arrive."""
         node = self.node.node_id
         return make_message(
             metadata=Metadata(run_id=self._run_id, message_id="", src_node_id=node, dst_node_id=node,
                               message_type=SYSTEM_MESSAGE_TYPE, group_id="", ttl=0, created_at=time.time(),
                               reply_to_message_id=reply.reply_to),
-            error=Error(code=ErrorCode.MESSAGE_UNAVAILABLE, reason="the reply did not arrive as a whole"))
+            error=Error(code=ErrorCode.MESSAGE_UNAVAILABLE, reason="the reply is incomplete"))

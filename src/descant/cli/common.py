@@ -1,14 +1,14 @@
-"""What all commands share: options, the console, and how a failure or a signal ends a command."""
+"""What all commands share: options, and how an error or a signal ends a command."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -30,37 +30,46 @@ def _use_data_dir(directory: Path | None) -> None:
 
 DataDir = Annotated[Path | None, typer.Option(
     "--data-dir", metavar="DIR", show_default=False, callback=_use_data_dir,
-    help="Where datasets are kept. Without it: $DESCANT_DATA, or ~/.cache/descant.")]
-
-
+    help="Where datasets are kept. Default: $DESCANT_DATA, or ~/.cache/descant.")]
 Allow = Annotated[list[str] | None, typer.Option(
     "--allow", metavar="PACKAGE", show_default=False,
-    help="Code that may be imported where a file names it (a model, prior or metric by its place "
-         "package.module:name): a package or module that you trust; may be given more than once. For always: "
-         "allow = [...] in ~/.config/descant/settings.toml.")]
+    help="A trusted package or module whose code may be imported where a file names it (a model, prior or "
+         "metric as package.module:name); may be given more than once. To allow it always: allow = [...] in "
+         "~/.config/descant/settings.toml.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Profiled = Annotated[bool, typer.Option(
+    "--profile", help="Show where the time of the rounds went: sampling, batches, local work and so on.")]
 
 
-class _Shown(logging.Handler):
-    """For stderr: what a command prints may be for programs."""
+class _ToStderr(logging.Handler):
+    """The output of a command may be for programs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(record.getMessage(), err=True)
 
 
 def show_imports() -> None:
-    """Let commands say whose code they import."""
+    """Print whose code a command imports."""
     log = logging.getLogger("descant.core.import_object")
     log.setLevel(logging.INFO)
-    log.handlers = [_Shown()]
+    log.handlers = [_ToStderr()]
 
 
-def make_console() -> Console:
-    from rich.console import Console
+def read_tables(file: Path | None, settings: Sequence[str] | None, *, with_algorithm: bool = False
+                ) -> dict[str, Any]:
+    """The sections of an experiment file, or of the demo; `with_algorithm` adds the demo's where the file
+    has none."""
+    from descant.experiment import config
 
-    # Nothing that is printed is markup: names and paths are the user's. Where no terminal sets a
-    # width, nothing is wrapped or cut.
-    console = Console(markup=False, highlight=False, emoji=False)
-    return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=1000)
+    tables: Mapping[str, Any] = config.DEMO if file is None else config.read_toml(file)
+    if with_algorithm:
+        tables = {"algorithm": config.DEMO["algorithm"], **tables}
+    return config.override(tables, settings or ())
+
+
+def say_demo(console: Console, file: Path | None) -> None:
+    if file is None:
+        console.print("no FILE given: this is the demo experiment", soft_wrap=True)
 
 
 class Terminated(KeyboardInterrupt):
@@ -69,7 +78,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable(begin: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Let SIGTERM end what is done here as Ctrl-C does. `begin` is called first, for either."""
+    """Let SIGTERM end the block as Ctrl-C does. `begin` is called first, for either."""
     def end(number: int, frame: object) -> NoReturn:
         begin()
         raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
@@ -83,14 +92,14 @@ def terminable(begin: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 
 @contextmanager
-def failures_told(stopped: str) -> Iterator[None]:
-    """Tell what went wrong in one message; only a bug shows a traceback. `stopped` is what to say about
-    a Ctrl-C that came before there was a run to stop."""
+def reporting_errors(stopped: str) -> Iterator[None]:
+    """Report an error in one message; only a bug shows a traceback. `stopped` is the message for a Ctrl-C
+    before a run has started."""
     try:
         yield
     except BrokenPipeError:
-        raise  # whoever read this has heard enough: Typer ends quietly
-    except KeyboardInterrupt as interrupt:  # of a run, it says where that stands
+        raise  # the reader has closed the pipe: Typer ends quietly
+    except KeyboardInterrupt as interrupt:  # a run's says how far it got
         end(str(interrupt) or stopped, 143 if isinstance(interrupt, Terminated) else 130)
     except UsageError as error:
         end(f"error: {error}", 2)

@@ -1,0 +1,254 @@
+"""The client: read a request, work on its own data, reply.
+
+The work is the simulator's (`Work.execute`) for ONE client. The reply holds the method's upload, counts and
+figures; the client's state and personal model stay in the client directory (docs/privacy.md says for which
+methods the upload reveals them).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from descant import __version__
+from descant.core.algorithm import Message
+from descant.core.permit import Allowed, opened
+from descant.core.sample import SampleFormat
+from descant.core.splits import SPLITS
+from descant.core.task import Task
+from descant.core.threads import one_thread
+from descant.core.tree import Tree, leaves, map_tree
+from descant.core.vector import Model
+from descant.deploy.client_directory import ClientDirectory, ClientStates
+from descant.deploy.export.alone import learned_alone
+from descant.deploy.export.client_data import ClientData, read_client_data
+from descant.deploy.export.manifest import TENSORS, Manifest, save_model
+from descant.deploy.messages import WireMessage
+from descant.deploy.protocol import PROTOCOL, RemoteExperiment, Shapes, received_experiment, tables_of
+from descant.deploy.transport import Payload, Rejected
+from descant.engine.personal import job_for
+from descant.engine.store import ASKED
+from descant.engine.work import Job, LocalResult, Scored, Work
+from descant.errors import DescantError, UsageError
+from descant.experiment.config import Experiment
+from descant.experiment.run import Setup
+from descant.models.module import ModuleTask
+
+JOINING = ("session", "experiment", "kind", "clients", "names", "client", "unseen")
+JOBS: tuple[Job, ...] = ("local", "opening", "score", "score_newcomer")
+
+
+class Observer(Protocol):
+    """Told what the client does, such as a display."""
+
+    def joined(self, what: str, rounds: int, clients: int | None, sizes: dict[str, int]) -> None:
+        """Without `clients`, as a newcomer."""
+
+    def working(self, what: str, number: int) -> None: ...
+
+    def answered(self, what: str, number: int, facts: Mapping[str, Any], shapes: Mapping[str, Sequence[int]],
+                 count: int) -> None:
+        """What leaves the machine: facts, tensors by name, bytes of the tensors."""
+
+    def finished(self, figures: dict[str, Any], place: Path) -> None: ...
+
+    def failed(self, what: str, error: Exception) -> None: ...
+
+
+class Membership(NamedTuple):
+    """A federation that this client has joined."""
+
+    remote: RemoteExperiment
+    client: int
+    task: Task
+    shapes: Shapes
+    work: Work
+    states: ClientStates
+
+    @property
+    def setup(self) -> Setup:
+        """This client's part of the experiment as a run."""
+        experiment, sections = self.remote.experiment, self.remote.experiment.dump()
+        return Setup(experiment.algorithm, self.task, self.work.federation, experiment.train,
+                     experiment.eval, {name: sections[name] for name in ("data", "model")})
+
+
+class Client:
+    """`data` names its file, or a client of a known dataset."""
+
+    def __init__(self, name: str, data: str, directory: Path, observer: Observer, *,
+                 allow: Allowed = (), expected: Experiment | None = None) -> None:
+        self.name = name
+        self._source = data
+        self._directory = ClientDirectory(directory)
+        self._observer = observer
+        self._permit = opened(allow)
+        self._expected = None if expected is None else tables_of(expected)
+        self._data: tuple[str, ClientData] | None = None  # read for this [data] section
+        self._membership: Membership | None = None
+
+    def reply(self, payload: Payload) -> Payload:
+        """For a transport."""
+        try:
+            request = WireMessage.decode(payload)
+        except Rejected as error:  # whose text quotes nothing of this client's
+            return WireMessage({"failed": str(error)}).encode()
+        return self.answer(request).encode()
+
+    def answer(self, request: WireMessage) -> WireMessage:
+        """Do what a request says. An error is reported here in full, but to the server only by its type: it
+        may quote a value of a row."""
+        what = request.facts.get("what")
+        echo = {"what": what, "nonce": request.facts.get("nonce"), "name": self.name}
+        try:
+            with one_thread():
+                handlers = {"hello": self._hello, "join": self._join, "work": self._work,
+                            "finish": self._finish}
+                if what not in handlers:
+                    raise Rejected(f"request {what!r:.40} is unknown to descant {__version__}")
+                found = handlers[what](request)
+                found = found._replace(facts=echo | found.facts)
+        except Exception as error:
+            self._observer.failed(str(what), error)
+            reason = str(error) if isinstance(error, NotJoined | Mismatch) else type(error).__name__
+            found = WireMessage(echo | {"failed": reason, "ready": not isinstance(error, NotJoined)})
+        number = request.facts.get("number")
+        shapes = {name: packed.shape for name, packed in found.tensors.items()}
+        self._observer.answered(str(what), number if isinstance(number, int) else 0, found.facts, shapes,
+                                found.nbytes())
+        return found
+
+    # -- before the first round ------------------------------------------------------------------
+
+    def _hello(self, request: WireMessage) -> WireMessage:
+        """Read the data for the experiment, and report their kind and number."""
+        version, protocol = request.facts.get("version"), request.facts.get("protocol")
+        if version != __version__ or protocol != PROTOCOL:
+            raise Mismatch(f"the client runs descant {__version__}, the server {version!s:.20}: install the "
+                           "same version on both")
+        data = self._read(request.fact("experiment", dict))
+        return WireMessage({"kind": data.kind.dump(), "rows": len(data.x), "version": __version__})
+
+    def _join(self, request: WireMessage) -> WireMessage:
+        facts = {name: request.facts.get(name) for name in JOINING}
+        joined = self._enter(facts)
+        self._directory.join(facts)
+        remote, client, federation = joined.remote, joined.client, joined.work.federation
+        sizes = {str(split): int(federation.split(split).sizes[client]) for split in SPLITS}
+        clients = None if client >= remote.clients - remote.unseen else remote.clients
+        self._observer.joined(str(remote), remote.train.rounds, clients, sizes)
+        return WireMessage({"session": remote.session, "client": client, "sizes": sizes})
+
+    def _read(self, tables: dict[str, Any]) -> ClientData:
+        experiment = received_experiment(tables, self._permit, self._expected)
+        key = json.dumps(tables["data"], sort_keys=True)
+        if self._data is None or self._data[0] != key:
+            self._data = key, read_client_data(self._source, experiment.data)
+        return self._data[1]
+
+    def _enter(self, facts: dict[str, Any]) -> Membership:
+        join = WireMessage(facts)
+        tables, client = join.fact("experiment", dict), join.fact("client", int)
+        experiment = received_experiment(tables, self._permit, self._expected)
+        remote = RemoteExperiment(experiment, SampleFormat.parse(facts["kind"]), join.fact("clients", int),
+                                  join.fact("names", str), join.fact("unseen", int))
+        if not 0 <= client < remote.clients:
+            raise Rejected(f"client {client} is not one of {remote.clients}")
+        if remote.session != join.fact("session", str):
+            raise Mismatch("server and client derive different experiments: their versions of descant differ")
+        task = remote.task()
+        federation = self._read(tables).within(remote.federation(), client, experiment.data,
+                                               remote.train.torch_dtype)
+        self._membership = Membership(remote, client, task, remote.shapes(task),
+                                      remote.work(task, federation), self._directory.states(remote.session))
+        return self._membership
+
+    def _joined(self, request: WireMessage) -> Membership:
+        """The federation of a request; after a restart, it is read from the client directory."""
+        session = request.fact("session", str)
+        if self._membership is None and (known := self._directory.joined()) is not None and (
+                known["session"] == session):
+            self._enter(known)
+        if self._membership is None or self._membership.remote.session != session:
+            raise NotJoined("not joined")
+        return self._membership
+
+    # -- rounds ----------------------------------------------------------------------------------
+
+    def _work(self, request: WireMessage) -> WireMessage:
+        """One job of a round."""
+        joined = self._joined(request)
+        job: Job = request.fact("job", str)
+        if job not in JOBS or job not in joined.shapes.messages:
+            raise Rejected(f"job {job!r:.40} is unknown")
+        number, counted = request.fact("number", int), request.fact("counted", int)
+        self._observer.working(job, number)
+        state = joined.states.read(counted, joined.shapes.state)
+        value, steps = self._done(joined, job, number, request, state)
+        facts = {"job": job, "number": number, "steps": steps}
+        if not isinstance(value, LocalResult):
+            return WireMessage.of(facts, value=value)
+        kept = request.fact("kept", list)
+        joined.states.write(ASKED if job == "opening" else number, value.state, {counted, *kept})
+        return WireMessage.of(facts, value=value._replace(state=()))
+
+    def _done(self, joined: Membership, job: Job, number: int, request: WireMessage, state: Tree
+              ) -> tuple[Any, int]:
+        makes_model = job in ("personalize", "adapt")  # from the message of a score job
+        form: Message = joined.shapes.messages[job_for(job == "adapt", score=True) if makes_model else job]
+        message = Message(request.tree("shared", form.shared), request.tree("each", form.each))
+        if makes_model:
+            message = message._replace(shared=message.shared.message)
+        return joined.work.execute_one(job, joined.client, number,
+                                       Message(message.shared, _row(message.each)), _row(state))
+
+    # -- afterwards ------------------------------------------------------------------------------
+
+    def _finish(self, request: WireMessage) -> WireMessage:
+        """Make and save the personal model, and score it beside the shared model and local training alone."""
+        joined = self._joined(request)
+        number, counted = request.fact("number", int), request.fact("counted", int)
+        self._observer.working("finish", number)
+        state = joined.states.read(counted, joined.shapes.state)
+        is_newcomer = counted <= 0
+        personal, _ = self._done(joined, job_for(is_newcomer), number, request, state)
+        scored, _ = self._done(joined, job_for(is_newcomer, score=True), number, request, state)
+        figures = self._figures(joined, scored)
+        place = self._save(joined, personal, number, newcomer=is_newcomer)
+        if request.facts.get("alone"):
+            figures["alone"] = learned_alone(joined.setup, joined.client, self.name, max(1, number))
+        self._observer.finished(figures, place)
+        return WireMessage({"number": number, "figures": figures})
+
+    def _figures(self, joined: Membership, scored: Scored) -> dict[str, Any]:
+        named = {"personal": scored.personal} | ({} if scored.shared == () else {"shared": scored.shared})
+        names = joined.task.metric_names
+        return {who: {name: float(value) for name, value in
+                      zip(names, joined.task.figures(scores.test), strict=True)}
+                for who, scores in named.items()}
+
+    def _save(self, joined: Membership, personal: Tree, number: int, newcomer: bool) -> Path:
+        """Save what this client predicts with: a state_dict if it is one network."""
+        if is_network := isinstance(personal, Model) and isinstance(joined.task, ModuleTask):
+            tensors: dict[str, Any] = joined.task.module(personal).state_dict()
+        else:
+            tensors = dict(leaves(personal))
+        about = Manifest.of(joined.setup, joined.client, name=self.name, newcomer=newcomer, number=number,
+                            which="best", tensors="state_dict" if is_network else "parts",
+                            fitted=joined.remote.federation())
+        save_model(self._directory.directory, tensors, about)
+        return self._directory.directory / TENSORS
+
+
+class NotJoined(DescantError):
+    """This client must join first."""
+
+
+class Mismatch(UsageError):
+    """Server and client do not fit; both may see the reason."""
+
+
+def _row(tree: Tree) -> Tree:
+    return map_tree(lambda leaf: leaf[None], tree)

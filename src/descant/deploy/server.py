@@ -1,0 +1,190 @@
+"""The server: wait for the clients, run the rounds, send the personal models' broadcasts.
+
+The rounds are an ordinary run (`experiment/run.py`) with a remote backend, so that metrics, checkpoints and
+the choice of the best round are the same as in simulation. The server keeps the method's state, the clients'
+names and their numbers of rows; it has no row and no client state.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from descant.core.algorithm import Message, Round
+from descant.core.files import locked, write_atomic
+from descant.core.sample import SampleFormat
+from descant.core.tree import take
+from descant.data.spec import DataSpec
+from descant.deploy import backend
+from descant.deploy.backend import RemoteBackend, Rules
+from descant.deploy.client_manager import ClientManager, ConnectedClient, raise_failure
+from descant.deploy.messages import WireMessage
+from descant.deploy.protocol import RemoteExperiment, hash_names, read_clients, tables_of, write_clients
+from descant.deploy.transport import NoReply, Rejected, ServerTransport
+from descant.engine.personal import message_for
+from descant.errors import UsageError
+from descant.experiment import directory as layout
+from descant.experiment import run as runs
+from descant.experiment.config import Experiment
+from descant.experiment.run import Run
+
+PAUSE = 0.5  # seconds between looks for clients
+
+
+class Observer(backend.Observer, runs.Observer, Protocol):
+    """Told about the whole federation."""
+
+    def refused(self, name: str, reason: str) -> None:
+        """A client that cannot take part."""
+
+    def gathered(self, names: Sequence[str], what: str, parameters: int, rounds: int) -> None: ...
+
+    def served(self, name: str, figures: dict[str, Any]) -> None:
+        """A client has its model."""
+
+
+def run_server(experiment: Experiment, transport: ServerTransport, out: Path, clients: int, rules: Rules,
+               observer: Observer, *, alone: bool = True, stay: bool = False) -> Run:
+    """Run a federation of so many clients, or continue the one in `out`. `alone`: the clients also learn what
+    local training alone gives. `stay`: newcomers are served until this is stopped."""
+    if rules.at_least > clients:
+        raise UsageError(f"at least {rules.at_least} clients must reply in every round, but there are "
+                         f"{clients}: lower it")
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        manager = ClientManager(transport, tables_of(experiment), observer.refused)
+        remote = _gather(experiment, manager, out / "federation.json", clients, observer)
+        task = remote.task()
+        _, _, infos = read_clients(out / "federation.json")
+        shapes = remote.shapes(task)
+        observer.gathered(manager.names, str(remote), task.dim, remote.train.rounds)
+        if (out / "run" / "config.toml").exists() and layout.rounds(out / "run") < remote.train.rounds:
+            (out / "clients.json").unlink(missing_ok=True)  # more rounds, other models
+        run = runs.lead(remote.setup(task, infos), out / "run",
+                        lambda run: RemoteBackend(run, remote, shapes, manager, rules, observer), observer)
+        delivery = ModelDelivery(run, remote, manager, rules, observer, out / "clients.json", alone)
+        delivery.deliver()
+        while stay:
+            time.sleep(PAUSE)
+            delivery.deliver()
+    return run
+
+
+def _gather(experiment: Experiment, manager: ClientManager, path: Path, clients: int, observer: Observer
+            ) -> RemoteExperiment:
+    """Wait for the clients and let them join, or read who they are."""
+    if path.exists():
+        session, kind, infos = read_clients(path)
+        names = tuple(info.name for info in infos)
+        remote = RemoteExperiment(experiment, kind, len(names), hash_names(names))
+        if len(infos) != clients:
+            raise UsageError(f"{path.parent} holds a federation of {len(infos)} clients, not {clients}: "
+                             f"start it with --clients {len(infos)}, or choose another --out")
+        if remote.session != session:
+            raise UsageError(f"{path.parent} holds a federation of another experiment: restore that one, or "
+                             "choose another --out")
+        manager.begin(remote, names, infos)
+        return remote
+    while len(found := manager.connected()) < clients:
+        observer.waiting(len(found), clients, sorted(found))
+        time.sleep(PAUSE)
+    names = tuple(sorted(found)[:clients])
+    kind = SampleFormat.common([found[name].kind for name in names], _classes(experiment.data))
+    remote = RemoteExperiment(experiment, kind, clients, hash_names(names))
+    manager.begin(remote, names, [])
+    write_clients(path, remote, manager.join_all())
+    return remote
+
+
+def _classes(spec: DataSpec) -> int | None:
+    """The number of classes, if the experiment has a schema with them."""
+    schema = spec.schema
+    return None if schema is None or schema.classes is None else len(schema.classes)
+
+
+class ModelDelivery:
+    """After the training, lets clients and newcomers make their personal models."""
+
+    def __init__(self, run: Run, remote: RemoteExperiment, manager: ClientManager, rules: Rules,
+                 observer: Observer, path: Path, alone: bool) -> None:
+        self._run, self._remote, self._manager, self._rules = run, remote, manager, rules
+        self._observer, self._path, self._alone = observer, path, alone
+        self._served: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self._failed: dict[str, str] = {}  # name -> connected since: not asked again until it reconnects
+
+    def deliver(self) -> None:
+        """To all connected clients that have no model yet."""
+        there = self._manager.connected()
+        requests = {client: self._request(client) for client, name in enumerate(self._manager.names)
+                    if name in there and not self._is_done(there[name])}
+        for client, reply in self._manager.request(requests, self._rules.deadline):
+            self._record(there[self._manager.names[client]], reply)
+        for address, newcomer in self._manager.newcomers().items():
+            if not self._is_done(newcomer):
+                self._serve_newcomer(address, newcomer)
+
+    def _is_done(self, client: ConnectedClient) -> bool:
+        return client.name in self._served or self._failed.get(client.name) == client.since
+
+    def _request(self, client: int) -> WireMessage:
+        number, server, store = self._run.snapshot("best")
+        clients = np.array([client])
+        took_part = bool(store.took_part(clients)[0])
+        message = message_for(self._run.setup.algorithm, server, self._run.work.round_of(clients, number),
+                              not took_part, score=True)
+        counted = int(store.last_round[client]) if took_part else 0
+        return self._finish(self._remote.session, number, counted, message)
+
+    def _finish(self, session: str, number: int, counted: int, message: Message) -> WireMessage:
+        return WireMessage.of({"what": "finish", "session": session, "number": number, "counted": counted,
+                               "alone": self._alone}, shared=message.shared, each=take(message.each, 0))
+
+    def _serve_newcomer(self, address: int, newcomer: ConnectedClient) -> None:
+        """A newcomer's number comes after all others."""
+        names, population = (*self._manager.names, newcomer.name), self._remote.clients
+        remote = RemoteExperiment(self._remote.experiment, self._remote.kind, len(names), hash_names(names),
+                                  unseen=1)
+        found = self._remote.kind.differs(newcomer.kind) or self._manager.join(
+            address, remote, population, newcomer.name)
+        if isinstance(found, str):
+            self._record(newcomer, NoReply(found, True))
+            return
+        number, server, _ = self._run.snapshot("best")
+        work = self._run.work
+        facts = Round(work.seed, number, torch.tensor([population]),
+                      torch.tensor([found.train], dtype=work.task.dtype), population)
+        message = message_for(work.algorithm, server, facts, True, score=True)
+        finish = self._finish(remote.session, number, 0, message)
+        self._record(newcomer, self._manager.send(address, finish, self._rules.deadline))
+
+    def _record(self, client: ConnectedClient, reply: WireMessage | NoReply) -> None:
+        try:
+            if isinstance(reply, NoReply):
+                raise Rejected(reply.reason)
+            raise_failure(reply)
+            figures = _figures(reply.fact("figures", dict))
+        except Rejected as error:
+            self._failed[client.name] = client.since
+            self._observer.lost(client.name, "finish", str(error))
+            return
+        self._served[client.name] = figures
+        write_atomic(self._path, json.dumps(self._served, indent=1).encode())
+        self._observer.served(client.name, figures)
+
+
+def _figures(table: dict[str, Any]) -> dict[str, Any]:
+    """{"personal": {"accuracy": 0.9, ...}, ...}, as a client reports it."""
+    try:
+        found = {str(who)[:20]: {str(name)[:40]: float(value) for name, value in figures.items()}
+                 for who, figures in table.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise Rejected("its figures are not numbers") from None
+    return {who: {name: value if math.isfinite(value) else None for name, value in figures.items()}
+            for who, figures in found.items()}

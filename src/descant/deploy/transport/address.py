@@ -1,0 +1,112 @@
+"""The address of a server, and what an error of the connection to it means."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import httpx
+
+from descant.errors import UsageError
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """HOST:PORT, with an IPv6 address in brackets."""
+        found = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
+        if found is None or not 0 < int(found[2]) < 2**16:
+            raise UsageError(f"{text!r} is not a server address: write HOST:PORT, such as "
+                             "server.example.org:8443 or [2001:db8::1]:8443")
+        return cls(found[1].strip("[]"), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is this machine."""
+        try:
+            found = {ipaddress.ip_address(self.host)}
+        except ValueError:
+            try:
+                infos = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            except OSError:
+                return False
+            found = {ipaddress.ip_address(str(info[4][0])) for info in infos}
+        return all(each.is_loopback for each in found)
+
+
+class Failure(NamedTuple):
+    """Why a server was not reached, and whether trying again is useless."""
+
+    reason: str
+    is_final: bool
+
+
+def diagnose(error: BaseException, address: Address) -> Failure:
+    """The cause of a connection error."""
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return Failure(_about_certificate(cause, address), True)
+        if isinstance(cause, ssl.SSLError):
+            if cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
+                return Failure(f"the server at {address} is not encrypted: start it with certificates, or, "
+                               "on the same machine, this client with --insecure and without --keys", True)
+            return Failure(f"no encrypted connection to {address} ({cause.reason or cause})", False)
+        if isinstance(cause, socket.gaierror):
+            is_final = cause.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+            return Failure(f"unknown host {address.host} ({cause.strerror})", is_final)
+        if isinstance(cause, UnicodeError):
+            return Failure(f"{address.host!r} is not a host name", True)
+    if isinstance(error, httpx.TimeoutException):
+        return Failure(f"the server at {address} does not reply in time", False)
+    if isinstance(error, httpx.ConnectError):
+        return Failure(f"cannot reach a server at {address} ({_last(error)})", False)
+    return Failure(f"the connection to {address} broke ({_last(error)})", False)
+
+
+def _about_certificate(error: ssl.SSLCertVerificationError, address: Address) -> str:
+    found = f"the certificate of the server at {address}"
+    match error.verify_code:
+        case 10:
+            return (f"{found} has expired: renew it on the server's side with: descant "
+                    "certificates DIR --host HOST")
+        case 9:
+            return f"{found} is not valid yet: compare the clocks of the two machines"
+        case 62 | 64:
+            return (f"{found} is not for {address.host}: connect to the address it was made for, or make one "
+                    f"on the server's side with: descant certificates DIR --host {address.host}")
+        case 18 | 19 | 20 | 21 | 7 | 26:
+            return (f"{found} was not issued by the authority in ca.crt: this is another server, or ca.crt "
+                    "belongs to another federation")
+    return f"{found} is not accepted: {error.verify_message}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _last(error: BaseException) -> str:
+    *_, first = _causes(error)
+    reason = first.strerror if isinstance(first, OSError) else None
+    return reason or str(first) or type(first).__name__
+
+
+def speaks_tls(address: Address) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only to learn whether it is TLS
+    try:
+        with socket.create_connection(address, 5) as plain, context.wrap_socket(plain):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,55 @@
+"""Flower's HTTP clients without their side effects: they follow redirects, use a proxy for this very machine,
+end the process when they are refused, and write to the terminal."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import httpx
+from flwr.supercore.protobuf.client import (
+    ProtobufCall,
+    ProtobufClient,
+    ProtobufClientInterceptor,
+    ProtobufRequestContext,
+)
+
+from descant.deploy.transport.address import Address
+
+TIMEOUT = 30.0  # seconds without a byte
+Client = TypeVar("Client", bound=ProtobufClient)
+
+
+class Headers:
+    """Adds headers to each request, and the name for which the server's certificate is checked."""
+
+    def __init__(self, headers: Mapping[str, str], server_name: str | None = None) -> None:
+        self._headers = headers
+        self._extensions = {} if server_name is None else {"sni_hostname": server_name}
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        context.request.headers.update(self._headers)
+        context.request.extensions = {**context.request.extensions, **self._extensions}
+        return call_next(context)
+
+
+def connect(kind: type[Client], address: Address, ca: bytes | None,
+            interceptors: Sequence[ProtobufClientInterceptor], retry: Any = None) -> Client:
+    """A client of one of Flower's APIs; with `ca`, over TLS and only to a server with its certificate."""
+    verify: ssl.SSLContext | bool = False
+    if ca is not None:
+        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        verify.load_verify_locations(cadata=ca.decode("ascii"))
+    scheme = "http" if ca is None else "https"
+    client = kind(f"{scheme}://{address}", interceptors=interceptors, verify=verify, retry_invoker=retry)
+    client._client.close()
+    client._client = httpx.Client(verify=verify, timeout=TIMEOUT, follow_redirects=False,
+                                  trust_env=not address.is_loopback)
+    return client
+
+
+def silence() -> None:
+    """Keep Flower's log away from the terminal; errors are raised."""
+    logging.getLogger("flwr").disabled = True
