@@ -28,13 +28,13 @@ from rich.table import Table
 from torch.func import vmap
 
 from descant.core.federation import Federation
+from descant.core.preprocess import Preprocess
 from descant.core.task import Batch
 from descant.core.threads import one_thread
 from descant.core.vector import Model
 from descant.data import DATASETS, DataSpec
 from descant.data.cache import ENVIRONMENT, data_dir
 from descant.data.partitions import Dirichlet, Partition, Shards
-from descant.data.preprocess import Preprocess
 from descant.data.samples import Dataset, Samples
 from descant.engine.batches import ClientTensors, LocalWork, Plan, View, plan_chunk
 from descant.models import ModelSpec

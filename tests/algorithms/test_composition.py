@@ -6,7 +6,9 @@ Client i has the loss (w - a_i)' H_i (w - a_i) / 2, in float64, as in test_metho
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +32,15 @@ from descant.algorithms import (
 )
 from descant.core import fields, tree
 from descant.core.algorithm import Algorithm
-from descant.experiment.config import parse_algorithm
+from descant.core.federation import Federation
+from descant.errors import UsageError
+from descant.experiment.config import completed, parse_algorithm
 from descant.priors.adaptive import practical_lambda
 from descant.priors.belief import GaussianState
+from descant.priors.grouping import KMeans
 from descant.priors.precision import Adaptive, FixedVariance, LearnedVariance, stationary_s
 from descant.priors.solve import SGD
-from helpers import Engine, engine, quadratics, unbalanced
+from helpers import Engine, assert_same, engine, quadratics, ragged, unbalanced
 
 SIZES = (9, 1, 4, 2, 6)
 FEDERATION = unbalanced(quadratics(5, rows=12), SIZES)
@@ -228,3 +233,137 @@ def test_every_rule_can_be_written_in_a_file(name: str) -> None:
             assert fields.dump(made)[field].items() >= table.items()
     if name in GAUSSIAN:
         assert taking
+
+
+# -- groups --------------------------------------------------------------------------------------------------
+
+#: Methods with a server mean, as a file writes them; every one takes groups.
+WITH_A_MEAN = {
+    "fedprox": 'mu = 0.5\nsolver = { name = "sgd", lr = 0.3 }',
+    "ditto": 'lam = 0.5\nsolver = { name = "sgd", lr = 0.3 }',
+    "pfedme": "lam = 0.5\neta = 0.9\nalpha = 0.5",
+    "pfedbred": "lam = 0.5\na = 0.5\na_m = 0.9\neta = 0.05\neta_a = 0.1",
+    "one_stage_fedprox": "lam = 0.5\neta = 0.5",
+    "fedmap": 'prior = { name = "fixed", sigma2 = 2.0 }\nsolver = { name = "sgd", lr = 0.5 }\n'
+              'weights = "samples"',
+}
+with_a_mean = pytest.mark.parametrize("name", WITH_A_MEAN)
+
+
+def written(name: str, more: str = "") -> Algorithm:
+    """The method of the text of a file."""
+    return parse_algorithm(tomllib.loads(f'name = "{name}"\n{WITH_A_MEAN.get(name, "")}\n{more}'))
+
+
+@pytest.mark.parametrize("rule", ["number", "learned", "adaptive", "own"])
+@with_a_mean
+def test_with_one_group_it_is_the_method_without_groups(name: str, rule: str) -> None:
+    """Bit for bit, for clients that come late and for newcomers too."""
+    field = {"fedprox": "mu", "fedmap": "prior"}.get(name, "lam")
+    adaptive = Adaptive(rounds=2, cap=3.0)
+    rules: dict[str, Any] = {"learned": LearnedVariance(epsilon=1e-2), "adaptive": adaptive,
+                             "own": dataclasses.replace(adaptive, per_client=True)}
+    plain = written(name)
+    if rule in rules:
+        plain = dataclasses.replace(plain, **{field: rules[rule]})
+    grouped = dataclasses.replace(plain, groups=KMeans(K=1))
+    for backend in ("loop", "vectorised"):
+        with engine(plain, ragged(), "mclr", cohort=3, backend=backend) as e, \
+             engine(grouped, ragged(), "mclr", cohort=3, backend=backend) as one:
+            e.play(4)
+            one.play(4)
+            assert_same(one.model, e.model)
+            assert_same(tree.take(one.server.priors, 0), e.server)
+            assert_same(one.states(), e.states())
+            # a model that is sent to all alike is predicted with in one product, with another last bit
+            assert_same(one.score().personal, e.score().personal, 1e-13)
+
+
+def two_groups(spread: tuple[float, float] = (1.0, 1.0)) -> Federation:
+    """Two far groups of three clients, all with the loss ||w - a_i||^2 / 2. The optima of a group lie on a
+    line through its middle, as far apart as its spread says."""
+    middle = torch.tensor([[9.0, 0, 0, 0]] * 3 + [[-9.0, 0, 0, 0]] * 3, dtype=torch.float64)
+    along = torch.tensor([-1.0, 0, 1.0, -1.0, 0, 1.0], dtype=torch.float64)
+    along = along * torch.tensor([spread[0]] * 3 + [spread[1]] * 3, dtype=torch.float64)
+    middle[:, 1] += along
+    federation = quadratics(6, kappa=1.0)
+    for client in range(6):  # y holds the optimum, H is the identity
+        for split in (federation.train, federation.test):
+            federation.y[split[client]] = middle[client]
+    return federation
+
+
+@with_a_mean
+def test_every_group_has_the_optimum_of_its_members(name: str) -> None:
+    """With H = I a round is the same affine map of w and a_i for all members, so that the mean of a group
+    comes to rest at the mean of its members' optima: the minimiser of sum_i ||w - a_i||^2."""
+    method = written(name, 'groups = { name = "kmeans", K = 2 }')
+    with engine(method, two_groups(), "quadratic", **FULL | {"chunk": 6, "local": {"steps": 8}}) as e:
+        [*_, report] = e.play(60)
+        clusters = report.info["clusters"].tolist()
+        assert clusters == [clusters[0]] * 3 + [1 - clusters[0]] * 3
+        centres = e.server.priors.mean.theta[[clusters[0], clusters[3]]]
+        expected = torch.tensor([[9.0, 0, 0, 0], [-9.0, 0, 0, 0]], dtype=torch.float64)
+        torch.testing.assert_close(centres, expected, rtol=0, atol=1e-6)
+        assert e.model is None  # there is none for all
+        # a newcomer with the data of the second group takes its model, though that is not the first
+        message = method.newcomer(e.server, e.training.round_of(e.everyone))
+        adapted = e.backend.run("adapt", e.everyone, 61, message, e.states()).values
+        assert (adapted.theta[:3, 0] > 5).all()
+        assert (adapted.theta[3:, 0] < -5).all()
+
+
+def test_every_group_has_a_lambda_of_its_own() -> None:
+    """One-stage FedProx's rule in a Ditto with two centres: members at distance 1 and 3 from their middle.
+    The clusters are made in round 1 and heard of in round 2. lam_k is practical_lambda of the group's own
+    R_k^2 = mean_i ||v_i - w_k||^2, with the w_k that the members were sent."""
+    method = parse_algorithm(tomllib.loads("""name = "ditto"
+        lam = { name = "adaptive", pilot = 0.5, rounds = 1, c = 2.0 }
+        solver = { name = "sgd", lr = 0.5 }
+        groups = { K = 2 }"""))
+    federation = two_groups((1.0, 3.0))
+    with engine(method, federation, "quadratic", **FULL | {"chunk": 6, "local": {"steps": 8}}) as e:
+        e.play()
+        centres, labels = e.server.priors.mean.theta, e.server.cluster
+        assert e.server.priors.pull.lam.tolist() == [0.5, 0.5]
+        e.play()
+        square = (e.states().theta - centres[labels]).square().sum(1)
+        for k in range(2):
+            R = math.sqrt(float(square[labels == k].mean()))
+            expected = practical_lambda(R, float(len(federation.train[0])), c=2.0).lam
+            assert float(e.server.priors.pull.lam[k]) == pytest.approx(expected, rel=1e-10)
+        assert e.server.priors.pull.lam[labels[0]] > 2 * e.server.priors.pull.lam[labels[3]]
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_groups_are_for_methods_with_a_server_mean(name: str) -> None:
+    if name in WITH_A_MEAN:
+        made: Any = parse_algorithm({"name": name, "groups": {"K": 3}})
+        assert made.groups == KMeans(K=3)
+        with pytest.raises(UsageError, match=f"{name}.groups.K is 9, but the federation has only 5"), \
+             engine(written(name, "groups = { K = 9 }"), ragged(), "mclr"):
+            pass
+        return
+    with pytest.raises(UsageError, match=rf"algorithm.groups: {name} .*: ditto, fedmap, .* take groups"):
+        parse_algorithm({"name": name, "groups": {"K": 3}})
+
+
+@pytest.mark.parametrize(("table", "told"), [
+    ({"name": "ditto", "groups": {"name": "spectral"}}, "algorithm.groups.name.*spectral.*kmeans"),
+    ({"name": "ditto", "groups": {"K": "many"}}, "algorithm.groups.K must be integer"),
+    ({"name": "ditto", "groups": 3}, "algorithm.groups must be { kmeans }"),
+    ({"name": "fedmap", "init": "client", "groups": {"K": 2}}, "groups.k_rounds = 2 or more"),
+    ({"name": "pfedbred", "lam": {"name": "learned"}, "family": {"name": "poisson"}, "groups": {"K": 2}},
+     "learned.*does not fit the family poisson: use family"),
+])
+def test_beliefs_that_do_not_fit_are_refused(table: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        parse_algorithm(table)
+
+
+def test_a_run_from_before_a_field_was_there_has_its_default() -> None:
+    now = fields.dump(pFedMe())
+    before = {key: value for key, value in now.items() if key != "weight_decay"}
+    assert completed({"config": {"algorithm": before}}) == {"config": {"algorithm": now}}
+    unknown = {"config": {"algorithm": {"name": "somebody's own"}}}
+    assert completed(unknown) == unknown

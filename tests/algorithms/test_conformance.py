@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+import tomllib
 from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -36,6 +37,7 @@ from descant.comparison.tune import space, with_values
 from descant.core import fields, tree
 from descant.core.algorithm import Algorithm, Message
 from descant.core.meter import metered
+from descant.core.task import FunctionTask
 from descant.engine.backends.base import InProcess
 from descant.engine.backends.choose import templates
 from descant.engine.batches import View
@@ -86,6 +88,18 @@ VARIANTS: dict[str, Algorithm] = {
     "cgpfl own lam": CGPFL(K=2, S=2, lam=Adaptive(rounds=2, per_client=True, cap=20.0), k_rounds=2),
     "dichotomous unsplit": Dichotomous(SGD(lr=0.05, momentum=0.9), split="none", weights="uniform"),
 }
+#: Prior, precision and groups combine from a file alone.
+COMPOSED = {
+    "fedmap groups": """name = "fedmap"\nweights = "omega"\ntemperature = 20.0\ninit = "client"
+                        prior = { name = "learned", epsilon = 1e-3 }\nsolver = { name = "sgd", lr = 0.05 }
+                        groups = { name = "kmeans", K = 2, k_rounds = 2 }""",
+    "fedmap convex groups": """name = "fedmap"\nserver_lr = 0.5\nsolver = { name = "sgd", lr = 0.05 }
+                               prior = { name = "input_convex", hidden = 2 }\ngroups = { K = 2 }""",
+    "cgpfl adaptive": """name = "cgpfl"\nK = 2\nS = 2\nlam = { name = "adaptive", rounds = 1, cap = 20.0 }""",
+    "ditto groups": """name = "ditto"\nlam = { name = "learned", epsilon = 1e-3 }\ngroups = { K = 3 }""",
+    "pfedbred groups": """name = "pfedbred"\nK = 2\nweight_decay = 0.1\ngroups = { K = "auto", mu = 1e4 }""",
+}
+VARIANTS |= {name: parse_algorithm(tomllib.loads(text)) for name, text in COMPOSED.items()}
 every_method = pytest.mark.parametrize("method", VARIANTS)
 FEDERATION = ragged()
 POPULATION = len(SIZES)
@@ -145,9 +159,10 @@ def only_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Work, "_one_by_one", refuse)
 
 
-# all models with all methods, and the variants of a method with the simplest and with the hardest one
+# all models with all methods, and the variants of a method with the hardest one
 COMBINATIONS = [(method, model) for method in VARIANTS for model in MODELS
-                if method in ALGORITHMS or model in ("mclr", "batchnorm+dropout")]
+                if method in ALGORITHMS or model == "batchnorm+dropout"]
+SIMPLEST_AND_HARDEST = [case for case in COMBINATIONS if case[1] in ("mclr", "batchnorm+dropout")]
 
 
 @pytest.mark.usefixtures("only_together")
@@ -194,8 +209,7 @@ def test_a_cohort_of_one(method: str) -> None:
 
 
 @pytest.mark.usefixtures("only_together")
-@pytest.mark.parametrize("model", ["mclr", "batchnorm+dropout"])
-@every_method
+@pytest.mark.parametrize(("method", "model"), SIMPLEST_AND_HARDEST)
 def test_float32_agrees_after_one_local_step(method: str, model: str) -> None:
     settings = {"dtype": "float32", "local": {"steps": 1}}
     results = []
@@ -462,6 +476,7 @@ def test_bytes_are_those_of_the_tensors(method: str) -> None:
                 "pfedbred": model, "pfedbred learned": model + extra,
                 "one_stage_fedprox own lam": model + 4,  # lam_i down, ||w_i - w_g||^2 up
                 "cgpfl": model, "cgpfl own lam": model + 4, "cgpfl learned": model + extra,
+                "cgpfl adaptive": model + 4, "ditto groups": model + extra,
                 "one_stage_fedprox learned": model + extra}  # the same of each parameter
     # pFedGT: a message besides; the number of clients down, the accuracy up, and gamma where clients differ
     sent = model + extra
@@ -555,8 +570,7 @@ def test_drop_with_everyone_training(method: str) -> None:
 # -- objects -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["mclr", "batchnorm+dropout"])
-@every_method
+@pytest.mark.parametrize(("method", "model"), SIMPLEST_AND_HARDEST)
 def test_work_can_be_sent_to_another_process(method: str, model: str) -> None:
     """As `spawn` does it; the copy gives the same results bit for bit."""
     with engine(VARIANTS[method], FEDERATION, MODELS[model]()) as e:
@@ -568,6 +582,40 @@ def test_work_can_be_sent_to_another_process(method: str, model: str) -> None:
                           pickle.loads(bytes(ForkingPickler.dumps(arguments)))):
             found = InProcess(copied, 3).run("local", everyone, 1, message, e.states())
             assert_same(found.values, expected.values)
+
+
+# -- weight decay ------------------------------------------------------------------------------------------
+
+
+def decayed(method: Algorithm, strength: float) -> Algorithm:
+    """The method with weight decay: a field of its own, or one of its solver."""
+    if hasattr(method, "weight_decay"):
+        return dataclasses.replace(method, weight_decay=strength)
+    solver = dataclasses.replace(method.solver, weight_decay=strength)  # type: ignore[attr-defined]
+    return dataclasses.replace(method, solver=solver)  # type: ignore[call-arg]
+
+
+def regression(ridge: float) -> FunctionTask:
+    """Linear regression of the class number, with (ridge / 2) ||theta||^2 in the loss of every row."""
+    def losses(theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.flatten(1) @ theta - y).square() / 20 + ridge / 2 * theta.square().sum()
+
+    return FunctionTask(losses, torch.linspace(-1, 1, 16, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_weight_decay_is_a_ridge_in_the_loss(name: str) -> None:
+    """The same server and clients as without weight decay on losses with the ridge. (FedMAP's omega is a
+    likelihood, in which no ridge counts; pFedGT's is the ridge rho of its game, not part of the f_i.)"""
+    plain = {"fedmap": FedMAP(solver=SGD(lr=0.05), weights="samples")}.get(name, VARIANTS[name])
+    expected = (pFedGT(rho=0.3), regression(0.0)) if name == "pfedgt" else (plain, regression(0.3))
+    with engine(decayed(plain, 0.3), FEDERATION, regression(0.0), cohort=3) as e, \
+         engine(expected[0], FEDERATION, expected[1], cohort=3) as ridge, \
+         engine(plain, FEDERATION, regression(0.0), cohort=3) as without:
+        for each in (e, ridge, without):
+            each.play(3)
+        assert_same((e.server, e.states()), (ridge.server, ridge.states()), 1e-12)
+        assert (e.personal().theta - without.personal().theta).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

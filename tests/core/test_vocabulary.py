@@ -18,6 +18,7 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from descant.core import random, tree
+from descant.core.algorithm import Round, least_loss
 from descant.core.federation import Federation
 from descant.core.meter import metered
 from descant.core.task import BLOCK, Batch, FunctionTask, inputs
@@ -26,7 +27,8 @@ from descant.engine.batches import ClientTensors, LocalWork, Plan, View, plan_ch
 from descant.engine.store import ClientStore
 from descant.errors import UsageError
 from descant.models.module import ModuleTask
-from descant.priors.quadratic import Flat, Gaussian
+from descant.priors.belief import Tracked
+from descant.priors.quadratic import Flat, Gaussian, Quadratic
 from descant.priors.solve import SGD, Adam, Proximal, Solver
 from helpers import assert_same, finite_differences, ragged
 
@@ -107,6 +109,39 @@ def test_stack_take_and_concat_undo_each_other() -> None:
         assert_same(tree.take(stacked, k), row)
     assert_same(tree.concat([tree.take(stacked, slice(0, 3)), tree.take(stacked, slice(3, 4))]), stacked)
     assert_same(tree.take(stacked, torch.tensor([True, False, True, False])), tree.stack([rows[0], rows[2]]))
+
+
+def test_where_repeat_and_pick() -> None:
+    a, b = make_tree(0.0), make_tree(10.0)
+    assert_same(tree.where(torch.tensor(True), a, b), a)
+    assert_same(tree.where(torch.tensor(False), a, b), b)
+    assert_same(tree.take(tree.repeat(a, 3), 2), a)
+    assert tree.rows(tree.repeat(a, 3)) == 3
+    both = tree.stack([a, b])
+    assert_same(tree.pick(both, torch.tensor(1)), b)
+    mixed = vmap(lambda row: tree.pick(both, row))(torch.tensor([1, 0, 1]))
+    assert_same(mixed, tree.stack([b, a, b]))
+
+
+def test_the_model_of_least_loss() -> None:
+    """On rows of one client; the first one where all are alike, and where there are no rows to tell."""
+    task = FunctionTask(lambda theta, x, y: (theta - y).square().sum(1), torch.zeros(2, dtype=DOUBLE))
+    far, near = torch.full((2,), 5.0, dtype=DOUBLE), torch.full((2,), 1.0, dtype=DOUBLE)
+    models = tree.stack([Model(t, torch.zeros(0, dtype=DOUBLE)) for t in (far, near, near)])
+
+    class Data:
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def mean(self, f: Any, split: str) -> Tensor:
+            assert split == "validation"
+            values: Tensor = f(Batch(torch.zeros(self.rows, 1), torch.ones(self.rows, 2, dtype=DOUBLE)))
+            return values
+
+    assert least_loss(task, models, Data(3), "validation") == 1  # type: ignore[arg-type]
+    assert least_loss(task, models, Data(0), "validation") == 0  # type: ignore[arg-type]
+    broken = models._replace(theta=torch.stack([torch.full_like(far, math.nan), far, near]))
+    assert least_loss(task, broken, Data(3), "validation") == 2  # type: ignore[arg-type]
 
 
 def test_nbytes_counts_every_element() -> None:
@@ -621,6 +656,8 @@ PRIORS = {
     "flat": Flat(),
     "gaussian": Gaussian(randn(4, seed=5), 3.0),
     "diagonal": Gaussian(randn(4, seed=5), torch.tensor([0.0, 0.5, 2.0, 70.0], dtype=DOUBLE)),
+    "quadratic": Quadratic(randn(4, seed=6), 0.4),
+    "linear": Quadratic(randn(4, seed=6)),
 }
 
 
@@ -670,6 +707,38 @@ def test_the_proximal_solver_is_a_gradient_step_and_the_proximal_map() -> None:
     found, state = Proximal(lr=0.2).step(theta, gradient, prior, ())
     assert state == ()
     torch.testing.assert_close(found, prior.prox(theta - 0.2 * gradient, 0.2))
+    found, _ = Proximal(lr=0.2, weight_decay=0.5).step(theta, gradient, prior, ())
+    torch.testing.assert_close(found, prior.prox(theta - 0.2 * (gradient + 0.5 * theta), 0.2))
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_a_scaled_prior_has_a_multiple_of_the_energy(name: str) -> None:
+    prior, theta = PRIORS[name], randn(4)
+    scaled = prior.scaled(2.5)
+    torch.testing.assert_close(scaled.energy(theta), 2.5 * prior.energy(theta))
+    torch.testing.assert_close(scaled.grad(theta), 2.5 * prior.grad(theta))
+    torch.testing.assert_close(scaled.prox(theta, 0.1), prior.prox(theta, 0.25))
+
+
+def test_tracking_keeps_the_mean_of_what_all_clients_last_told() -> None:
+    """Whoever takes part; with lam it moves by lam m / |S| times as much."""
+    told, c = torch.zeros(5, 3, dtype=DOUBLE), torch.zeros(3, dtype=DOUBLE)
+    for k, cohort in enumerate(([0, 3], [1], [0, 1, 2, 3, 4], [2, 4])):
+        facts = Round(0, k, torch.tensor(cohort), torch.ones(len(cohort)), 5)
+        changes = randn(len(cohort), 3, seed=k)
+        double = Tracked(2 * len(cohort) / 5)(c, changes, facts)
+        torch.testing.assert_close(double - c, 2 * (Tracked()(c, changes, facts) - c))
+        c = Tracked()(c, changes, facts)
+        told[cohort] += changes
+        torch.testing.assert_close(c, told.mean(0))
+
+
+def test_the_facts_of_some_clients_of_a_round() -> None:
+    facts = Round(7, 3, torch.tensor([1, 4, 6]), torch.tensor([10.0, 20.0, 30.0]), 9).of(torch.tensor([2, 0]))
+    assert facts[:2] == (7, 3)
+    assert facts.cohort.tolist() == [6, 1]
+    assert facts.weights("samples").tolist() == [0.75, 0.25]
+    assert facts.population == 9
 
 
 @pytest.mark.parametrize(("solver", "field"), [

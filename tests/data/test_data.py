@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy, linear
 
 from descant import data
 from descant.core.fields import describe
+from descant.core.preprocess import Preprocess
 from descant.data import DATASETS, PARTITIONS, DataSpec, Samples
 from descant.data.datasets import Digits
-from descant.data.preprocess import Preprocess
 from descant.data.samples import Dataset
 from descant.data.synthetic import Logistic, Quadratics
 from descant.errors import UsageError

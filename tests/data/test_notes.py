@@ -11,8 +11,8 @@ import torch
 import descant
 from cli_helpers import call
 from descant import Federation
-from descant.data.labels import as_classes, as_known
-from descant.data.notes import LARGE
+from descant.core.labels import as_classes, as_known
+from descant.core.notes import LARGE
 from descant.deploy.export.manifest import read_manifest
 from descant.errors import UsageError
 

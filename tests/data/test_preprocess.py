@@ -10,7 +10,7 @@ import torch
 
 from descant import data
 from descant.core.federation import Federation
-from descant.data.preprocess import Preprocess
+from descant.core.preprocess import Preprocess
 from descant.errors import UsageError
 
 NAN = float("nan")

@@ -24,10 +24,12 @@ from descant.priors.bregman import (
     Exponential,
     Family,
     FullGaussian,
+    Mirror,
     Poisson,
     SphericalGaussian,
 )
 from descant.priors.generators import FromGenerator
+from descant.priors.quadratic import Gaussian
 from descant.theory.bregman import envelope, envelope_gradient, objective_gradient, proximal_map
 from helpers import finite_differences
 
@@ -453,3 +455,20 @@ def test_the_proximal_map_refuses_what_it_cannot_do() -> None:
         proximal_map(bowl, vector(5.0, -4.0, 3.0), 1e-3, SphericalGaussian(), steps=3)
     with pytest.raises(DescantError, match="no finite value"):
         proximal_map(lambda theta: (theta - 2).log().sum(), vector(0.5), 1.0, SphericalGaussian())
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@every_family
+def test_mirror_descent_comes_to_the_proximal_map(case: str, weight_decay: float) -> None:
+    """Of f + weight_decay/2 ||.||^2. In y = grad g*(theta), lam D(theta, mu) has the gradient of the Gaussian
+    lam/2 ||y - grad g*(mu)||^2."""
+    family, x, mu = CASES[case]
+    lam, f = 2.0, lambda theta: (theta - x).square().sum() / 2
+    solver = Mirror(family, 0.02, weight_decay)
+    dual = Gaussian(family.grad_g_star(mu), lam)
+    theta, state = mu, solver.init(mu)
+    for _ in range(2000):
+        theta, state = solver.step(theta, theta - x, dual, state)
+    expected = proximal_map(lambda t: f(t) + weight_decay / 2 * t.square().sum(), mu, lam, family)
+    close(theta, expected, 1e-6)
+    assert (theta - mu).abs().max() > 1e-3

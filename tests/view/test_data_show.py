@@ -16,11 +16,11 @@ import descant
 from cli_helpers import call
 from descant.core import fields
 from descant.core.federation import Federation
+from descant.core.preprocess import Preprocess
 from descant.core.splits import Table
 from descant.data import DATASETS, PARTITIONS, DataSpec, heterogeneity
 from descant.data.cache import data_dir
 from descant.data.heterogeneity import facts, measure
-from descant.data.preprocess import Preprocess
 from descant.view.data import HEIGHT, WIDTH, Columns, by_class, draw_blocks
 from descant.view.data_picture import COLUMNS, draw_federation
 

@@ -17,7 +17,7 @@ from descant.core.splits import SPLITS, Division, SplitName, Table, check_unseen
 from descant.errors import UsageError
 
 if TYPE_CHECKING:
-    from descant.data.preprocess import Preprocess, Treatment
+    from descant.core.preprocess import Preprocess, Treatment
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
@@ -181,11 +181,11 @@ class Federation:
         `column_names` are what classes and features are called in tables and pictures.
         In place of `client`, `partition` names a file that `save_partition` wrote.
 
-        `scale` and `impute` are described in `descant.data.preprocess`.
+        `scale` and `impute` are described in `descant.core.preprocess`.
         """
-        from descant.data.labels import as_classes  # which belong to the data, and these to the pool
-        from descant.data.notes import about_labels
-        from descant.data.preprocess import Preprocess
+        from descant.core.labels import as_classes  # which belong to the data, and these to the pool
+        from descant.core.notes import about_labels
+        from descant.core.preprocess import Preprocess
 
         xt, yt = _as_tensor(x, "x"), _as_tensor(y, "y")
         labels = None
@@ -228,7 +228,7 @@ class Federation:
         column_names: Sequence[str] | None = None,
     ) -> Federation:
         """The federation of a division; `source` as in the fields."""
-        from descant.data.notes import observed
+        from descant.core.notes import observed
 
         preprocess.check(x)
         if y.is_floating_point() and not bool(torch.isfinite(y).all()):

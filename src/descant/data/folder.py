@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from descant.core.fields import hyper
+from descant.core.labels import as_classes
+from descant.core.notes import about_labels
 from descant.data import tables
-from descant.data.labels import as_classes
-from descant.data.notes import about_labels
 from descant.data.samples import Dataset, Samples
 from descant.data.schema import Schema
 from descant.data.tables import Arrays

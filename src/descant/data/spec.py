@@ -14,12 +14,12 @@ import torch
 from descant.core import fields
 from descant.core.federation import Federation, fingerprint_of
 from descant.core.fields import Checked, hyper
+from descant.core.preprocess import Preprocess
 from descant.core.splits import Division, folds_of
 from descant.data.datasets import DATASETS
 from descant.data.folder import Folder, OnNodes
 from descant.data.partitions import PARTITIONS, Partition
 from descant.data.partitions.flower import Flower, is_partitioner
-from descant.data.preprocess import Preprocess
 from descant.data.samples import Dataset, Samples
 from descant.data.schema import Schema
 from descant.errors import UsageError, unknown

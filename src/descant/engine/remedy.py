@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from descant.core.notes import about_scale, unscaled
 from descant.core.task import Batch, inputs
-from descant.data.notes import about_scale, unscaled
 from descant.priors.solve import Adam
 from descant.theory.estimate import smoothness
 

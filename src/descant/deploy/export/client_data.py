@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from descant.core.federation import Federation
+from descant.core.preprocess import Treatment
 from descant.core.sample import SampleFormat
 from descant.core.splits import Table, split_rows
 from descant.data import DATASETS, tables
 from descant.data.folder import read_file
-from descant.data.preprocess import Treatment
 from descant.data.spec import DataSpec
 from descant.engine.backends.shard import Rows, Shard
 from descant.errors import UsageError, unknown

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from descant.core.algorithm import Algorithm
+from descant.core.labels import as_known
 from descant.core.sample import SampleFormat
 from descant.core.splits import SPLITS, Table
 from descant.core.threads import one_thread
 from descant.core.vector import Model
 from descant.data import tables
-from descant.data.labels import as_known
 from descant.data.spec import DataSpec
 from descant.deploy.export.alone import learned_alone
 from descant.deploy.export.client_data import ClientData, read_client_data

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from descant.core.labels import as_known
 from descant.core.losses import LOSSES
 from descant.core.metrics import (
     CLASSIFICATION,
@@ -24,7 +25,6 @@ from descant.core.metrics import (
 from descant.core.permit import Allowed
 from descant.core.threads import one_thread
 from descant.data import tables
-from descant.data.labels import as_known
 from descant.deploy.export.manifest import Manifest, find_model, read_manifest
 from descant.deploy.export.network import load_model
 from descant.errors import UsageError
