@@ -9,10 +9,11 @@ from torch.func import vmap
 
 from descant.core.kernels.network import Network, Shaped
 from descant.core.losses import LOSSES, SLOPED
+from descant.core.sample import SampleFormat
 from descant.core.task import Batch, Task
 from descant.core.tree import stack, take
 from descant.core.vector import Model
-from descant.models import MODELS, Facts, NetworkSpec
+from descant.models import MODELS, NetworkSpec
 from descant.models.module import ModuleTask
 
 B = 5
@@ -122,7 +123,8 @@ def test_registered_networks(name: str) -> None:
     shape = {"har_cnn": (9, 128), "resnet18": (3, 32, 32)}.get(name, (1, 28, 28))
     if name == "fedbn_alexnet":
         pytest.skip("57 million parameters; it is no chain (adaptive pooling)")
-    facts = Facts((12,), 10, tokens=20) if name == "lstm" else Facts(shape, 10)
+    is_text = name == "lstm"
+    facts = SampleFormat((12,) if is_text else shape, classes=10, tokens=20 if is_text else None)
     task = ModuleTask(MODELS[name]().network(facts), "cross_entropy", classes=10, dtype=torch.float64)
     assert (task._chain is None) == (name in {"resnet18", "lstm"})
     x = torch.randint(20, (2, 12)) if name == "lstm" else torch.rand(2, *facts.shape, dtype=torch.float64)
