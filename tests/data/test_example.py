@@ -46,4 +46,4 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     result = CliRunner().invoke(app, ["example", str(tmp_path / "file" / "inside")])
     assert result.exit_code == 2
-    assert "name another directory" in result.output
+    assert "choose another directory" in result.output

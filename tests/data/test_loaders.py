@@ -607,7 +607,7 @@ def test_femnist(home: Path) -> None:
     ([[0.5] * 784], ["a"], "user 'f1': y[0] is 'a', not a number in 0..61"),
     ([[0.5] * 783], [1], "user 'f1': x[0] has 783 pixels, not 784"),
     ([[0.5] * 783 + [1.5]], [1], "user 'f1': x has pixels outside the range 0..1"),
-    ([[0.5] * 783 + ["a"]], [1], "user 'f1': x is not made of numbers"),
+    ([[0.5] * 783 + ["a"]], [1], "user 'f1': x must hold numbers"),
     ([[0.5] * 784, [0.5] * 784], [1], "x and y do not hold the 1 samples that num_samples promises"),
 ])
 def test_bad_femnist_files(home: Path, x: list[Any], y: list[Any], message: str) -> None:

@@ -1,4 +1,7 @@
-"""Datasets, partitions, and the federations they make."""
+"""Datasets, partitions, preprocessing, and the federations they make.
+
+May import core only.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "Samples", "Schema", "federatio
 def federation(dataset: str | Path | tuple[Any, Any] = "digits", **fields: Any) -> Federation:
     """A federation in one call; `fields` are those of the [data] section of an experiment.
 
-    `dataset` is a name, the path of a folder with a file for each client (CSV and Parquet need a `schema`),
-    or a pair (x, y) of arrays, which the partition deals to the clients.
+    `dataset` is a name, the path of a folder with one file per client (CSV and Parquet need a `schema`),
+    or a pair (x, y) of arrays, which the partition splits among the clients.
     """
     chosen = OwnArrays.of(*dataset) if isinstance(dataset, tuple) and len(dataset) == 2 else dataset
     return DataSpec.parse({"dataset": chosen, **fields}).federation()

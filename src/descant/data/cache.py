@@ -161,15 +161,15 @@ def _convert(source: Source, path: Path) -> None:
     """Write the prepared file atomically."""
     arrays, origin = _official(source, path.parent / (source.folder or source.name))
 
-    def told(name: str) -> str:
+    def place(name: str) -> str:
         return f"array {name!r} made from the official files in {origin}"
 
     for name in source.layout:
         assert name in arrays, f"the parser of {source.name} makes no {name!r}"
     headers = {name: _Header(arrays[name].shape, arrays[name].dtype) for name in source.layout}
-    lengths = _check_shapes(headers, source.layout, told)
+    lengths = _check_shapes(headers, source.layout, place)
     for name, expected in source.layout.items():
-        _check_range(arrays[name], expected.below, lengths, told(name))
+        _check_range(arrays[name], expected.below, lengths, place(name))
     with replacing(path) as file:
         np.savez(file, **arrays)
 
@@ -214,28 +214,28 @@ def _how_to_obtain(source: Source, folder: Path, reason: str) -> str:
 
 
 def _check_shapes(
-    headers: Mapping[str, _Header], layout: Mapping[str, Expected], told: Callable[[str], str]
+    headers: Mapping[str, _Header], layout: Mapping[str, Expected], place: Callable[[str], str]
 ) -> dict[str, int]:
     """Refuse arrays that do not fit the layout; returns the lengths that it gives by name."""
     lengths: dict[str, int] = {}
     for name, expected in layout.items():
         shape, dtype, _ = headers[name]
         if not (dtype.kind == "U" if expected.dtype == "str" else dtype == np.dtype(expected.dtype)):
-            raise DescantError(f"{told(name)} has the type {dtype}, not {expected.dtype}")
+            raise DescantError(f"{place(name)} has the type {dtype}, not {expected.dtype}")
         for k, length in enumerate(expected.shape[: len(shape)]):
             if isinstance(length, str):
                 lengths.setdefault(length, shape[k])
         wanted = tuple(lengths.get(n, 0) if isinstance(n, str) else n for n in expected.shape)
         if shape != wanted:
-            raise DescantError(f"{told(name)} has the shape {shape}, not {wanted}")
+            raise DescantError(f"{place(name)} has the shape {shape}, not {wanted}")
         if not all(shape):
-            raise DescantError(f"{told(name)} is empty")
+            raise DescantError(f"{place(name)} is empty")
     return lengths
 
 
-def _check_range(array: np.ndarray, below: int | str | None, lengths: Mapping[str, int], told: str) -> None:
+def _check_range(array: np.ndarray, below: int | str | None, lengths: Mapping[str, int], place: str) -> None:
     if below is None:
         return
     limit = lengths[below] if isinstance(below, str) else below
     for row in np.flatnonzero((array < 0) | (array >= limit))[:1]:
-        raise DescantError(f"{told} holds {array[row]} in row {row}, outside the range 0..{limit - 1}")
+        raise DescantError(f"{place} holds {array[row]} in row {row}, outside the range 0..{limit - 1}")

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from descant.data import owned
-from descant.data.cache import Absent, Arrays, Source, prepared
+from descant.data.cache import Absent, Arrays, Source
 from descant.data.download import Remote
-from descant.data.samples import Dataset, Samples
+from descant.data.owned import Owned
+from descant.data.samples import Samples
 from descant.errors import DescantError
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -67,7 +68,7 @@ def _patient(cells: list[str], where: str) -> list[float]:
 
 
 @dataclass(frozen=True)
-class HeartDisease(Dataset):
+class HeartDisease(Owned):
     """920 patients of 4 hospitals, 13 clinical columns, with or without heart disease.
 
     NaN is missing, and must be imputed: '?' in the files, and a `chol` of 0, which stands for
@@ -76,7 +77,7 @@ class HeartDisease(Dataset):
     """
 
     name: ClassVar[str] = "heart_disease"
-    natural: ClassVar[bool] = True
+    classes: ClassVar[int] = 2
     default_clients: ClassVar[int] = len(HOSPITALS)
     class_names: ClassVar[tuple[str, ...] | None] = ("healthy", "disease")
     column_names: ClassVar[tuple[str, ...] | None] = COLUMNS
@@ -88,7 +89,7 @@ class HeartDisease(Dataset):
     )
 
     def load(self, clients: int, seed: int) -> Samples:
-        samples = owned.samples(prepared(self.source), classes=2)
+        samples = super().load(clients, seed)
         chol = samples.x[:, COLUMNS.index("chol")]
         chol[chol == 0] = torch.nan
         return samples

@@ -21,6 +21,7 @@ import torch
 from descant.core.fields import hyper
 from descant.data import owned
 from descant.data.cache import Absent, Arrays, Expected, Source, prepared
+from descant.data.owned import Owned
 from descant.data.samples import Dataset, Samples
 from descant.errors import DescantError
 
@@ -95,7 +96,7 @@ def parse_femnist(folder: Path) -> Arrays:
         try:
             images = np.array(user.x, np.float64)
         except (TypeError, ValueError) as error:
-            raise DescantError(f"{user.where}: x is not made of numbers ({error})") from None
+            raise DescantError(f"{user.where}: x must hold numbers ({error})") from None
         if not ((images >= 0) & (images <= 1)).all():
             raise DescantError(f"{user.where}: x has pixels outside the range 0..1")
         x.append(np.rint(images * 255).astype(np.uint8).reshape(-1, 1, 28, 28))
@@ -129,7 +130,7 @@ def parse_sent140(folder: Path) -> Arrays:
 
 
 @dataclass(frozen=True)
-class Femnist(Dataset):
+class Femnist(Owned):
     """805,263 handwritten characters of 28x28 pixels by 3550 writers, 62 classes (LEAF's FEMNIST).
 
     Digits, upper case, lower case, in this order; dark on light (255 is white), as LEAF has them. Made
@@ -139,15 +140,12 @@ class Femnist(Dataset):
     name: ClassVar[str] = "femnist"
     class_names: ClassVar[tuple[str, ...] | None] = tuple(
         string.digits + string.ascii_uppercase + string.ascii_lowercase)
-    natural: ClassVar[bool] = True
+    classes: ClassVar[int] = 62
     default_clients: ClassVar[int] = 3550
     source: ClassVar[Source] = Source(
         "femnist", owned.layout("uint8", (1, 28, 28), 62), parse_femnist,
         obtain("femnist", "-s niid --sf 1.0 -k 0 -t sample"),
     )
-
-    def load(self, clients: int, seed: int) -> Samples:
-        return owned.samples(prepared(self.source), classes=62)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from descant.core.fields import hyper
 from descant.data import owned
 from descant.data.cache import Absent, Arrays, Source, prepared
+from descant.data.owned import Owned
 from descant.data.samples import Dataset, Samples
 from descant.errors import DescantError
 
@@ -107,7 +108,7 @@ class Office31(Dataset):
 
 
 @dataclass(frozen=True)
-class Office10Surf(Dataset):
+class Office10Surf(Owned):
     """2533 photographs of 10 kinds of objects in 4 domains, as 800 counts of SURF words.
 
     Domains: amazon, caltech10, dslr, webcam. B. Gong, Y. Shi, F. Sha, K. Grauman: Geodesic Flow Kernel
@@ -115,7 +116,7 @@ class Office10Surf(Dataset):
     """
 
     name: ClassVar[str] = "office10_surf"
-    natural: ClassVar[bool] = True
+    classes: ClassVar[int] = 10
     default_clients: ClassVar[int] = len(SURF)
     source: ClassVar[Source] = Source(
         "office10_surf", owned.layout("float32", (800,), 10),
@@ -123,12 +124,9 @@ class Office10Surf(Dataset):
         f"{', '.join(SURF.values())} of http://www-scf.usc.edu/~boqinggo/domain_adaptation/GFK_v1.zip",
     )
 
-    def load(self, clients: int, seed: int) -> Samples:
-        return owned.samples(prepared(self.source), classes=10)
-
 
 @dataclass(frozen=True)
-class Office10Googlenet(Dataset):
+class Office10Googlenet(Owned):
     """1410 photographs of 10 kinds of objects in 3 domains, as 1024 features of GoogLeNet.
 
     Domains: amazon, dslr, webcam. The photographs are those of Office-31 that show the 10 classes it
@@ -136,13 +134,10 @@ class Office10Googlenet(Dataset):
     """
 
     name: ClassVar[str] = "office10_googlenet"
-    natural: ClassVar[bool] = True
+    classes: ClassVar[int] = 10
     default_clients: ClassVar[int] = len(GOOGLENET)
     source: ClassVar[Source] = Source(
         "office10_googlenet", owned.layout("float32", (1024,), 10),
         lambda folder: parse_features(folder, GOOGLENET, 1024),
         f"{', '.join(GOOGLENET.values())} of the Office-Caltech features 'GoogleNet1024'",
     )
-
-    def load(self, clients: int, seed: int) -> Samples:
-        return owned.samples(prepared(self.source), classes=10)

@@ -1,14 +1,24 @@
-"""Prepared arrays whose rows have owners: x, y, client (who owns the row) and client_names."""
+"""Prepared datasets whose rows have owners: x, y, client (the owner of a row) and client_names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from descant.data.cache import Arrays, Expected, Prepared
-from descant.data.samples import Samples
+from descant.data.cache import Arrays, Expected, Prepared, Source, prepared
+from descant.data.samples import Dataset, Samples
+
+
+class Owned(Dataset):
+    natural: ClassVar[bool] = True
+    classes: ClassVar[int]
+    source: ClassVar[Source]
+
+    def load(self, clients: int, seed: int) -> Samples:
+        return samples(prepared(self.source), self.classes)
 
 
 def layout(dtype: str, shape: tuple[int, ...], classes: int) -> dict[str, Expected]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from descant.core.fields import Checked
@@ -26,6 +28,14 @@ class Samples:
     class_names: tuple[str, ...] | None = None  # if they differ from those of the dataset
     column_names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()  # for the user, one line each
+
+    @classmethod
+    def of_clients(cls, xs: Sequence[np.ndarray], ys: Sequence[np.ndarray], classes: int | None, **more: Any
+                   ) -> Samples:
+        """The samples of one x and one y per client, as float32 and, for class numbers, int64."""
+        y = torch.from_numpy(np.concatenate(ys))
+        return cls(torch.from_numpy(np.concatenate(xs)).float(), y.float() if classes is None else y.long(),
+                   classes, owner=np.repeat(np.arange(len(ys)), [len(y) for y in ys]), **more)
 
     @property
     def labels(self) -> np.ndarray | None:

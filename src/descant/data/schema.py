@@ -191,7 +191,7 @@ _MISSING = -1  # the last row of a table of codes
 
 def _numbers(block: Block, column: str) -> np.ndarray:
     exact = block.numbers(column)
-    with np.errstate(over="ignore"):  # told below
+    with np.errstate(over="ignore"):  # refused below
         values: np.ndarray = exact.astype(np.float32)
     for row in np.flatnonzero(np.isinf(values)):
         raise UsageError(f"{block.cell(int(row), column)}: {exact[row]:g} is too large: correct it, or leave "

@@ -44,7 +44,7 @@ class DataSpec(Checked):
     fold: int | None = hyper(
         None, "cross-validation: which of the round(1 / test) folds is tested; absent: no folds", ge=0)
     partition_file: str | None = hyper(
-        None, "a partition that was saved: it says who has which row in which split, and who is unseen")
+        None, "a saved partition: which client has which row in which split, and who is unseen")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,7 +176,7 @@ def _dataset(value: Any, schema: Any, where: str) -> Dataset | type[Dataset]:
     if value == OnNodes.name:
         return OnNodes(OnNodes.name, schema if isinstance(schema, Schema | None) else Schema.parse(schema))
     if _is_folder(value, Path()):
-        path = str(Path(value).expanduser().resolve())  # whatever the current directory is later
+        path = str(Path(value).expanduser().resolve())  # the current directory may change
         return Folder(path, schema if isinstance(schema, Schema | None) else Schema.parse(schema))
     try:
         chosen: Dataset | type[Dataset] = (

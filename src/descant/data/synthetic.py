@@ -116,11 +116,5 @@ class Logistic(Dataset):
             xs.append(x)
             models.append(np.concatenate([weight.ravel(), bias]))
 
-        return Samples(
-            x=torch.from_numpy(np.concatenate(xs)).float(),
-            y=torch.from_numpy(np.concatenate(ys)).long(),
-            classes=self.classes,
-            owner=np.repeat(np.arange(clients), [len(x) for x in xs]),
-            truth={"models": torch.from_numpy(np.stack(models)).float(),
-                   "cluster": torch.from_numpy(cluster)},
-        )
+        return Samples.of_clients(xs, ys, self.classes, truth={
+            "models": torch.from_numpy(np.stack(models)).float(), "cluster": torch.from_numpy(cluster)})

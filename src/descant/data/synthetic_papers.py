@@ -51,14 +51,8 @@ class FedProxLogistic(Dataset):
             ys.append(logits.argmax(1))
             models.append(np.concatenate([weight.ravel(), np.zeros(self.classes)]))
         known = torch.from_numpy(np.stack(models)).float()
-        return Samples(
-            x=torch.from_numpy(np.concatenate(xs)).float(),
-            y=torch.from_numpy(np.concatenate(ys)).long(),
-            classes=self.classes,
-            owner=np.repeat(np.arange(clients), self.rows),
-            truth={"models": known},
-            common={"global": known.mean(0)},
-        )
+        return Samples.of_clients(xs, ys, self.classes, truth={"models": known},
+                                  common={"global": known.mean(0)})
 
 
 @dataclass(frozen=True)
@@ -103,15 +97,10 @@ class FedMAPShell(Dataset):
             ys.append(y)
             matrices.append(matrix)
             shifts.append(shift)
-        return Samples(
-            x=torch.from_numpy(np.concatenate(xs)).float(),
-            y=torch.from_numpy(np.concatenate(ys)),
-            classes=2,
-            owner=np.repeat(np.arange(clients), [len(y) for y in ys]),
+        return Samples.of_clients(
+            xs, ys, classes=2, common={"basis": torch.from_numpy(basis[:, : self.intrinsic])},
             truth={"matrix": torch.from_numpy(np.stack(matrices)),
-                   "shift": torch.from_numpy(np.stack(shifts))},
-            common={"basis": torch.from_numpy(basis[:, : self.intrinsic])},
-        )
+                   "shift": torch.from_numpy(np.stack(shifts))})
 
     def _shell(self, rows: int, rng: np.random.Generator) -> np.ndarray:
         direction = rng.standard_normal((rows, self.intrinsic))
@@ -139,13 +128,8 @@ class FedMAPLinear(Dataset):
         for k, rows in enumerate(self.sizes):
             rng = stream(seed, "fedmap_linear", k)
             x = k + rng.standard_normal(rows)
-            xs.append(x)
+            xs.append(x[:, None])
             ys.append(-x + 4 * k + math.sqrt(0.8) * rng.standard_normal(rows))
         shifts = 4.0 * np.arange(len(self.sizes))
-        return Samples(
-            x=torch.from_numpy(np.concatenate(xs)).float()[:, None],
-            y=torch.from_numpy(np.concatenate(ys)).float(),
-            classes=None,
-            owner=np.repeat(np.arange(len(self.sizes)), self.sizes),
-            truth={"models": torch.from_numpy(np.stack([np.full_like(shifts, -1.0), shifts], 1)).float()},
-        )
+        return Samples.of_clients(xs, ys, classes=None, truth={
+            "models": torch.from_numpy(np.stack([np.full_like(shifts, -1.0), shifts], 1)).float()})

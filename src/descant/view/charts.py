@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from descant.core.units import is_share
+
 # Seven colours with a contrast of at least 3 to the background, distinguishable with any colour vision:
 # `tests/test_page.py` measures it.
 DAY = ("#1C5DC0", "#A81E04", "#054B32", "#D25E8F", "#B8860B", "#0B9BD8", "#000000")
@@ -79,6 +81,7 @@ def prepare(data: dict[str, Any]) -> dict[str, Any]:
         "log_y": {model: is_loss and spans_decades(values) for model, values in means.items()},
         "y_title": {"personal": f"test {metric}, personal models", "global": f"test {metric}, global model"},
         "instead": instead,
+        "is_share": {name: is_share(name) for name in (data["metric"], data["curve_metric"])},
         "confidence": data.get("confidence", CONFIDENCE),
     }
 

@@ -1,6 +1,6 @@
 """A comparison as one HTML file that needs nothing else: no network, no other file.
 
-The words stand in templates (`assets/*.html`); `assets/page.js` draws the charts. The answer and all tables
+The words stand in templates (`assets/*.html`); `assets/*.js` draw the charts. The answer and all tables
 are plain HTML, readable before any script has run.
 """
 
@@ -40,7 +40,7 @@ def render(data: dict[str, Any]) -> bytes:
         policy=content_policy(live=data["live"]),
         palette=_palette(),
         style=_asset("page.css"),
-        script=_asset("page.js"),
+        script=_script(),
         data=_packed(_json(data | {"parts": parts} if data["live"] else data)),
         plotly=_plotly().packed,
     )
@@ -55,7 +55,7 @@ def render_json(data: dict[str, Any]) -> bytes:
 
 def content_policy(*, live: bool) -> str:
     """What a browser lets the page do: run its two scripts, and connect to nobody but its own server."""
-    scripts = " ".join(f"'sha256-{digest}'" for digest in (_digest(_asset("page.js")), _plotly().digest))
+    scripts = " ".join(f"'sha256-{digest}'" for digest in (_digest(_script()), _plotly().digest))
     connect = "'self'" if live else "'none'"
     return (f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
             f"connect-src {connect}; base-uri 'none'; form-action 'none'")
@@ -73,6 +73,13 @@ def _plotly() -> Library:
 
     text = get_plotlyjs()
     return Library(_packed(text), _digest(text))
+
+
+@functools.cache
+def _script() -> str:
+    """The page's own script; a function keeps its names apart from Plotly's."""
+    parts = "\n".join(_asset(name) for name in ("charts.js", "copy.js", "page.js"))
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 @functools.cache

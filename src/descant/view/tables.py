@@ -34,7 +34,7 @@ def table(columns: str, heads: Sequence[str], rows: Iterable[Sequence[Renderable
 
 
 def facts_table(facts: Mapping[str, str], width: int) -> Table:
-    """Names and what is known under them; the names take at least `width` characters."""
+    """Two columns, names and values; the names take at least `width` characters."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(min_width=width, no_wrap=True)
     grid.add_column()
