@@ -20,6 +20,7 @@ import tomli_w
 
 from descant.comparison import page
 from descant.comparison import plan as planning
+from descant.comparison.make import make
 from descant.experiment import directory as layout
 from descant.experiment.config import read_toml
 from descant.view.page import render
@@ -49,10 +50,9 @@ import sys
 from pathlib import Path
 from descant.comparison import plan as planning
 from descant.experiment import run as runs
-from descant.experiment.config import Experiment
 plan = planning.read(Path(sys.argv[1]))
 for k, planned in enumerate(plan.runs()):
-    runs.start(runs.Setup.of(Experiment.parse(planned.tables)), Path(sys.argv[2]) / str(k))
+    runs.start(runs.Setup.of(planned.experiment), Path(sys.argv[2]) / str(k))
 """
 
 
@@ -73,7 +73,7 @@ def by_command(compared: Path, out: Path) -> float:
     taken = 0.0
     for k, run in enumerate(planning.read(compared).runs()):
         file = out / f"{k}.toml"
-        file.write_text(tomli_w.dumps(run.tables))
+        file.write_text(tomli_w.dumps(run.experiment.dump()))
         taken += seconds(sys.executable, "-m", "descant", "run", str(file), "--out", str(out / str(k)))
     return taken
 
@@ -104,7 +104,7 @@ def report(place: Path) -> None:
     out = place / "many"
     seconds(sys.executable, "-m", "descant", "compare", str(file), "--algorithms", MANY, "--seeds", "0",
             "--budget", "rounds", "--no-baselines", "--jobs", "2", "--out", str(out))
-    planning.make(read_toml(file), out, range(5), algorithms=MANY, match="rounds", baselines=False)
+    make(read_toml(file), out, range(5), algorithms=MANY, budget="rounds", baselines=False)
     for run in planning.read(out).runs(seeds=[1, 2, 3, 4]):
         shutil.copytree(run.place.parent / "seed-0", run.place)
         config = layout.config(run.place)

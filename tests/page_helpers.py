@@ -60,7 +60,7 @@ def page_data(methods: int = 5, seeds: int = 3, rounds: int = 60, clients: int =
             f"No significant difference from {', '.join(ranked[1:2])}."],
         "notes": ["Three seeds tell large differences only; five or more are better."],
         "population_words": "This speaks of new rows of these clients.", "metric_why": None,
-        "metric": "accuracy", "curve_metric": "accuracy", "lower_is_better": False,
+        "metric": "accuracy", "curve_metric": "accuracy", "lower_is_better": False, "confidence": "95 %",
         "columns": COLUMNS, "table": table,
         "methods": [{"label": label, "name": label.split(",")[0],
                      "settings": {"lam": 15.0 - k, "eta": 0.005, "local": {"steps": 20}},

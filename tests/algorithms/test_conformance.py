@@ -33,7 +33,7 @@ from descant.algorithms import (
     pFedMe,
 )
 from descant.algorithms.pfedgt import ByValidation
-from descant.comparison.tune import space, with_values
+from descant.comparison.tune import space
 from descant.core import fields, tree
 from descant.core.algorithm import Algorithm, Message
 from descant.core.meter import metered
@@ -668,7 +668,7 @@ def test_every_method_can_be_tuned(name: str) -> None:
         [declared] = [each.search for each in fields.describe(type(owner)) if each.name == last]
         assert declared == searched, f"the range of {field} does not hold its default"
     for end in ("low", "high"):
-        with_values(method, {field: getattr(searched, end) for field, searched in ranges.items()})
+        fields.replaced(method, {field: getattr(searched, end) for field, searched in ranges.items()})
 
 
 @every_method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import shutil
@@ -23,14 +24,14 @@ from descant.comparison import (
     execute as carry_out,
 )
 from descant.comparison import (
-    measure as figures,
-)
-from descant.comparison import (
+    finished,
     methods,
+    outlook,
     page,
     results,
 )
 from descant.comparison import plan as planning
+from descant.comparison.make import make
 from descant.core.permit import ran
 from descant.data.spec import DataSpec
 from descant.engine.settings import Train
@@ -126,7 +127,7 @@ def done(plan: planning.Plan, seen: Seen, labels: list[str] | None = None, seeds
 
 def made(tables: dict[str, Any], out: Path, seeds: Any, **options: Any) -> tuple[planning.Plan, list[str]]:
     with planning.held(out):
-        return planning.make(tables, out, seeds, **{"permit": ran()} | options)
+        return make(tables, out, seeds, **{"permit": ran()} | options)
 
 
 # -- the list of methods -------------------------------------------------------------------------------
@@ -236,11 +237,11 @@ def test_equal_budgets(tables: dict[str, Any], tmp_path: Path) -> None:
     """pFedMe makes 3 steps on a batch, the others 1: they get 3 times its rounds, and as many evaluations."""
     plan, labels = made(tables, tmp_path / "out", [0, 5])
     assert labels == ["pfedme", "localtrain", "tuned"]
-    assert [(p.label, p.seed, p.rounds, p.tables["eval"]["every"]) for p in plan.runs()] == [
+    assert [(p.label, p.seed, p.rounds, p.experiment.eval.every) for p in plan.runs()] == [
         (label, seed, rounds, every) for seed in (0, 5)
         for label, rounds, every in (("pfedme", 4, 2), ("localtrain", 12, 6), ("tuned", 12, 6))]
     for p in plan.runs():  # the same clients for all; a seed is one split and initial model, and the cohorts
-        assert (p.tables["data"]["seed"], p.tables["data"]["split"], p.tables["train"]["seed"]) == (
+        assert (p.experiment.data.seed, p.experiment.data.split, p.experiment.train.seed) == (
             0, p.seed, p.seed)
     rounds, _ = made(tables, tmp_path / "rounds", [0], budget="rounds")
     assert {p.rounds for p in rounds.runs()} == {4}
@@ -275,7 +276,7 @@ def test_all_methods_see_the_same(tables: dict[str, Any], tmp_path: Path, seen: 
     """The same initial model, cohorts and batches: FedProx without its pull is FedAvg, to the last bit."""
     plan, _ = made(tables, tmp_path / "out", [3], algorithms="fedavg,fedprox:mu=0", baselines=False)
     done(plan, seen)
-    a, b = ((run.place / figures.FILE).read_bytes() for run in plan.runs())
+    a, b = ((run.place / finished.FILE).read_bytes() for run in plan.runs())
     assert a == b
 
 
@@ -322,7 +323,7 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
     with pytest.raises(UsageError, match="unknown metric 'acuracy': did you mean 'accuracy'"):
         results.read(plan, "acuracy")
 
-    results.write_csv(found, out / "results.csv")
+    results.write(found, out / "results.csv")
     table = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert [row["method"] for row in table] == [*rows]
     by_name = {row["method"]: row for row in table}
@@ -341,7 +342,7 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
     data = page.page_data(out)
     assert data["finished"]
     assert [row["best"] for row in data["table"]] == [True, False, False]
-    assert data["population_words"] == "It speaks of new rows of these 6 clients."
+    assert data["population_words"] == "The answer applies to new rows of these 6 clients."
     json.dumps(data, allow_nan=False)
     assert [row["cells"]["personal"]["mean"] for row in data["table"]] == [
         float(row["personal"]) for row in table]
@@ -444,7 +445,7 @@ def test_places_that_hold_no_comparison(tables: dict[str, Any], tmp_path: Path) 
 
 def held_out(plan: planning.Plan, seed: int) -> list[np.ndarray]:
     """The test rows of each client in the repetition with a seed, the same for all methods."""
-    [data] = {json.dumps(run.tables["data"]) for run in plan.runs(seeds=[seed])}
+    [data] = {json.dumps(run.experiment.data.dump()) for run in plan.runs(seeds=[seed])}
     federation = DataSpec.parse(json.loads(data)).federation()
     return [federation.test[k] for k in range(federation.population)]
 
@@ -469,7 +470,7 @@ def test_over_the_folds_every_row_is_tested_once(tables: dict[str, Any], tmp_pat
     assert not np.array_equal(held_out(plan, 0)[0], held_out(plan, 4)[0])
     assert plan.remarks() == []
     odd, _ = made(tables, tmp_path / "odd", [*range(5)], splits="folds")
-    assert odd.remarks() == ["5 repetitions are no whole cross-validation: there are 4 folds, so that some "
+    assert odd.remarks() == ["5 repetitions are not a whole cross-validation of 4 folds: some "
                              "rows are tested more often than others."]
     with pytest.raises(UsageError, match="makes no folds"):
         made(tables | {"data": tables["data"] | {"test": 0.7}}, tmp_path / "none", [0], splits="folds")
@@ -484,8 +485,8 @@ def test_a_split_that_is_given_is_fixed(tables: dict[str, Any], tmp_path: Path) 
     given = tables | {"data": {"dataset": "digits", "partition_file": str(tmp_path / "p.npz")}}
     plan, _ = made(given, tmp_path / "out", [0, 1])
     assert plan.splits == "fixed"
-    assert plan.remarks() == ["All repetitions test the same rows, since data.partition_file says which: "
-                              "what another split would say is not known."]
+    assert plan.remarks() == ["All repetitions test the same rows, which data.partition_file sets: the "
+                              "results say nothing about other splits."]
     with pytest.raises(UsageError, match=r"data\.partition_file says which rows are tested"):
         made(given, tmp_path / "other", [0], splits="repeated")
 
@@ -506,8 +507,8 @@ def test_methods_are_trained_until_they_no_longer_improve(tables: dict[str, Any]
     plan, _ = made(quick, tmp_path / "out", [0], baselines=False, budget="converge",
                    algorithms="localtrain:solver.lr=1.0,localtrain:solver.lr=1e-4,label=slow")
     fast, _ = plan.runs()
-    assert fast.tables["train"]["rounds"] == 10 * plan._matched(plan.methods["localtrain"]) == 120
-    assert (fast.tables["train"]["patience"], fast.tables["eval"]["every"]) == (5, 3)
+    assert fast.experiment.train.rounds == 10 * plan._matched(plan.methods["localtrain"]) == 120
+    assert (fast.experiment.train.patience, fast.experiment.eval.every) == (5, 3)
     found = done(plan, seen)
     summaries = {run.label: run.summary for run in found.finished}
     assert summaries["localtrain"]["stopped"] == "converged"
@@ -520,7 +521,7 @@ def test_methods_are_trained_until_they_no_longer_improve(tables: dict[str, Any]
     assert seen.done == []  # it knows that they are done
     notes = words.notes(found)
     assert any(note.startswith("localtrain stopped improving after ") for note in notes)
-    assert any(note.startswith("slow was still improving at the cap of 120 rounds with 1 of 1 seed (120 "
+    assert any(note.startswith("slow was still improving at the limit of 120 rounds with 1 of 1 seed (120 "
                                "rounds, 3,600 gradient steps)") for note in notes)
     assert not any("was extended" in note for note in notes)
     search = plan.trial_of(plan.methods["slow"], 1)
@@ -543,14 +544,14 @@ def test_the_metric_is_one_for_all_runs_and_stays(tables: dict[str, Any], tmp_pa
     out = tmp_path / "out"
     plan, _ = made(tables, out, [0], algorithms="fedavg,localtrain", baselines=False, metric="auroc")
     assert (plan.metric, plan.metric_why, plan.looks, plan.population) == ("auroc", None, 1, "clients")
-    assert {run.tables["eval"]["metric"] for run in plan.runs()} == {"auroc"}
+    assert {run.experiment.eval.metric for run in plan.runs()} == {"auroc"}
     found = done(plan, seen)
     assert found.metric == "auroc"
     curve = page.page_data(out)["curves"]["fedavg"]["personal"]["mean"]
     assert all(0.5 < value <= 1 for value in curve)
     again, _ = made(tables, out, [0], algorithms="fedavg", baselines=False, population="rows")
     assert (again.metric, again.population) == ("auroc", "rows")
-    with pytest.raises(UsageError, match="selected by auroc, and not by accuracy: choose another"):
+    with pytest.raises(UsageError, match="selected by auroc, not by accuracy: choose another"):
         made(tables, out, [0], algorithms="fedavg", baselines=False, metric="accuracy")
 
 
@@ -568,8 +569,8 @@ def test_unbalanced_classes_are_told(tmp_path: Path) -> None:
 def test_as_many_clusters_as_clients_are_told_before_anything_runs(tables: dict[str, Any], tmp_path: Path
                                                                    ) -> None:
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="cgpfl:K=6", baselines=False)
-    assert plan.remarks() == ["cgpfl has 6 clusters for 6 clients: each client can be a cluster of its own, "
-                              "so that nothing is shared; take fewer."]
+    assert plan.remarks() == ["cgpfl has 6 clusters for 6 clients: each client can be its own cluster, and "
+                              "then nothing is shared. Use fewer clusters."]
 
 
 def test_a_directory_of_an_older_format_is_refused(tables: dict[str, Any], tmp_path: Path) -> None:
@@ -577,7 +578,7 @@ def test_a_directory_of_an_older_format_is_refused(tables: dict[str, Any], tmp_p
     path = tmp_path / "out" / "comparison.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
     for act in (lambda: planning.read(tmp_path / "out"), lambda: made(tables, tmp_path / "out", [1])):
-        with pytest.raises(DescantError, match=r"of format 1, and this version of descant has 2: .*anew in"):
+        with pytest.raises(DescantError, match=r"has format 1, and this version .* reads 2: .*anew in"):
             act()
 
 
@@ -586,23 +587,23 @@ def test_a_directory_of_an_older_format_is_refused(tables: dict[str, Any], tmp_p
 
 def looking(monkeypatch: pytest.MonkeyPatch, *answers: tuple[bool, int | None, str]) -> None:
     left = iter(answers)
-    monkeypatch.setattr(results, "outlook", lambda found: results.Outlook(*next(left)))
+    monkeypatch.setattr(outlook, "outlook", lambda found: outlook.Outlook(*next(left)))
 
 
 def test_repetitions_are_added_until_it_is_decided(tables: dict[str, Any], tmp_path: Path, seen: Seen,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     plan, _ = made(tables, tmp_path / "out", [0, 1], algorithms="fedavg,localtrain", baselines=False,
-                   looks=planning.LOOKS)
+                   looks=outlook.LOOKS)
     found = done(plan, seen)
     looking(monkeypatch, (False, 2, "ditto is close"), (True, 0, "all are apart"))
-    first = carry_out.extended(plan, found)
+    first = outlook.extended(plan, found)
     assert (first.seeds, first.plan.seeds, first.plan.looked_at) == ([2, 3], [0, 1, 2, 3], [2])
-    assert first.words.startswith("not decided with 2 repetitions: ditto is close; 2 more, about ")
+    assert first.words.startswith("not decided after 2 repetitions: ditto is close; adding 2, about ")
     assert first.words.endswith("of work (look 1 of 3)")
     first.plan.write()
     assert planning.read(plan.out) == first.plan
-    second = carry_out.extended(first.plan, found)
-    assert (second.seeds, second.words) == ([], "decided with 4 repetitions: all are apart")
+    second = outlook.extended(first.plan, found)
+    assert (second.seeds, second.words) == ([], "decided after 4 repetitions: all are apart")
 
 
 def test_the_command_adds_repetitions_and_stops(tables: dict[str, Any], tmp_path: Path, seen: Seen,
@@ -618,8 +619,8 @@ def test_the_command_adds_repetitions_and_stops(tables: dict[str, Any], tmp_path
         main()
     text = capsys.readouterr().out
     assert end.value.code in (None, 0)
-    assert "not decided with 2 repetitions: fedavg is close; 1 more, about " in text
-    assert "decided with 3 repetitions: all are apart" in text
+    assert "not decided after 2 repetitions: fedavg is close; adding 1, about " in text
+    assert "decided after 3 repetitions: all are apart" in text
     plan = planning.read(out)
     assert (plan.seeds, plan.looked_at, plan.looks) == ([0, 1, 2], [2, 3], 3)
     assert (plan.population, plan.splits, plan.metric) == ("new clients", "folds", "balanced_accuracy")
@@ -627,24 +628,24 @@ def test_the_command_adds_repetitions_and_stops(tables: dict[str, Any], tmp_path
 
 
 @pytest.mark.parametrize(("looked_at", "seeds", "answer", "words"), [
-    ([2, 5], 9, (False, 6, "close"), "not decided with 9 repetitions, and all 3 looks are taken: close"),
-    ([], 30, (False, 6, "close"), "not decided with 30 repetitions, and 30 are the most it takes: close"),
-    ([], 5, (False, None, "test rows are too few"), "not decided with 5 repetitions: test rows are too few"),
+    ([2, 5], 9, (False, 6, "close"), "not decided after 9 repetitions, and all 3 looks are used: close"),
+    ([], 30, (False, 6, "close"), "not decided after 30 repetitions, and 30 are the limit: close"),
+    ([], 5, (False, None, "test rows are too few"), "not decided after 5 repetitions: test rows are too few"),
 ])
 def test_there_is_an_end_to_it(tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                looked_at: list[int], seeds: int, answer: Any, words: str) -> None:
-    plan, _ = made(tables, tmp_path / "out", range(seeds), looks=planning.LOOKS)
+    plan, _ = made(tables, tmp_path / "out", range(seeds), looks=outlook.LOOKS)
     looking(monkeypatch, answer)
-    found = carry_out.extended(plan._replace(looked_at=looked_at), results.read(plan))
+    found = outlook.extended(plan._replace(looked_at=looked_at), results.read(plan))
     assert (found.seeds, found.words) == ([], words)
 
 
 def test_the_same_look_again_is_no_other(tables: dict[str, Any], tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, _ = made(tables, tmp_path / "out", [0, 1], looks=planning.LOOKS)
+    plan, _ = made(tables, tmp_path / "out", [0, 1], looks=outlook.LOOKS)
     looking(monkeypatch, (False, 40, "close"))
-    found = carry_out.extended(plan._replace(looked_at=[2]), results.read(plan))
-    assert (found.plan.looked_at, len(found.plan.seeds)) == ([2], carry_out.MOST_SEEDS)
+    found = outlook.extended(plan._replace(looked_at=[2]), results.read(plan))
+    assert (found.plan.looked_at, len(found.plan.seeds)) == ([2], outlook.MOST_SEEDS)
 
 
 # -- runs that stop, fail, or are missing ----------------------------------------------------------------
@@ -655,7 +656,8 @@ def test_a_stopped_run_is_resumed(tables: dict[str, Any], tmp_path: Path, seen: 
     done(whole, seen)
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="pfedme", baselines=False)
     [run] = plan.runs()
-    half = run._replace(tables=run.tables | {"train": run.tables["train"] | {"rounds": 2}})
+    train = dataclasses.replace(run.experiment.train, rounds=2)
+    half = run._replace(experiment=dataclasses.replace(run.experiment, train=train))
     assert carry_out.carry_out(plan, [half], 1, seen) == []
     assert not run.done
     assert page.page_data(tmp_path / "out")["progress"] == [
@@ -666,7 +668,7 @@ def test_a_stopped_run_is_resumed(tables: dict[str, Any], tmp_path: Path, seen: 
     [other] = whole.runs()
     state = "checkpoint/state.safetensors"
     assert (run.place / state).read_bytes() == (other.place / state).read_bytes()
-    assert (run.place / figures.FILE).read_bytes() == (other.place / figures.FILE).read_bytes()
+    assert (run.place / finished.FILE).read_bytes() == (other.place / finished.FILE).read_bytes()
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path, seen: Seen
@@ -722,8 +724,8 @@ def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_pa
     more, _ = made(tables, tmp_path / "out", [3, 4], algorithms="ditto", baselines=False)
     found = done(more, seen, ["ditto"])
     assert found.left_out == {"fedavg": "it has too few seeds so far"}
-    assert words.answer(found)[0].startswith("ditto has test accuracy 0.")
-    assert "fedavg is left out of the comparison: it has too few seeds so far." in words.notes(found)
+    assert words.answer(found)[0].startswith("There is no other method to compare ditto with. Its clients")
+    assert "fedavg is not compared: it has too few seeds so far." in words.notes(found)
 
 
 @pytest.mark.pictures
@@ -737,7 +739,7 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
     assert best is not None
 
     def spoil(label: str, clients: range) -> None:
-        path = plan.runs([label])[0].place / figures.FILE
+        path = plan.runs([label])[0].place / finished.FILE
         header, *lines = path.read_text().splitlines()
         at = header.split(",").index("loss")
         for k, line in enumerate(lines):
@@ -752,13 +754,13 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
     assert found.best != best
     assert {gap.against for gap in found.differences} >= {best}
     assert found.lost[best] == 1
-    assert any("1 of its clients a model that has diverged" in note for note in words.notes(found))
+    assert any(f"{best} leaves 1 client with a diverged model" in note for note in words.notes(found))
     for k, label in enumerate(sorted(plan.methods, key=lambda label: label != best)):
         spoil(label, range(2 * k, 2 * k + 2))  # every client has been failed by one of the three
     found = results.read(plan)
     assert (found.level, found.differences) == (None, [])
     assert words.answer(found) == [
-        "No client has a finite test loss with all methods: nothing can be compared."]
+        "Nothing can be compared: no client has a finite test loss with all methods."]
     spoil(best, range(6))
     found = results.read(plan)
     assert found.left_out == {best: "it diverged in 1 of 1 repetitions"}
@@ -771,7 +773,7 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
     *told, last = words.answer(results.read(plan))
     assert [sentence.split(" and ")[0] for sentence in told] == [
         f"{label} diverged in 1 of 1 repetition" for label in plan.methods]
-    assert last == "No client has a finite test loss with all methods: nothing can be compared."
+    assert last == "Nothing can be compared: no client has a finite test loss with all methods."
 
 
 def test_a_run_that_was_extended_is_told(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
@@ -779,7 +781,7 @@ def test_a_run_that_was_extended_is_told(tables: dict[str, Any], tmp_path: Path,
     done(plan, seen)
     runs.resume(plan.runs()[0].place, rounds=20, observer=carry_out._Unwatched())
     found = done(plan, seen)
-    assert "fedavg, seed 0, has 20 rounds in place of 12" in words.notes(found)[0]
+    assert "fedavg, seed 0, has 20 rounds instead of 12" in words.notes(found)[0]
 
 
 class Job(NamedTuple):
@@ -800,8 +802,8 @@ def test_a_process_that_dies_does_not_stop_the_others() -> None:
     seen = Seen()
     found = dict(carry_out._all(_die, [Job(1), Job(0), Job(2), Job(3)], 2, seen))
     assert {job.number: str(each) for job, each in found.items()} == {
-        0: "its process died; if memory ran out, take fewer --jobs", 1: "done 1", 2: "done 2", 3: "done 3"}
-    assert seen.failed == {"0": "its process died; if memory ran out, take fewer --jobs"}
+        0: "its process died (out of memory? use fewer --jobs)", 1: "done 1", 2: "done 2", 3: "done 3"}
+    assert seen.failed == {"0": "its process died (out of memory? use fewer --jobs)"}
     assert sorted(seen.done) == ["1", "2", "3"]
 
 
@@ -811,12 +813,12 @@ def test_a_run_from_elsewhere_is_refused(tables: dict[str, Any], tmp_path: Path,
                     algorithms="ditto", baselines=False)
     done(other, seen)
     shutil.copytree(other.runs()[0].place, plan.runs(["ditto"])[0].place)
-    with pytest.raises(DescantError, match=r"not of this comparison \(data.clients: 4 became 6\): remove it"):
+    with pytest.raises(DescantError, match=r"not belong to this comparison \(data.clients: 4 became 6\)"):
         done(plan, seen)
     (plan.runs(["ditto"])[0].place / "summary.json").unlink()  # nor is it continued
     [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
     assert run.label == "ditto"
-    assert "is not of this comparison" in why
+    assert "does not belong to this comparison" in why
 
 
 def test_a_run_without_its_config_fails_alone(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
@@ -864,7 +866,7 @@ surprise.lower_is_better = True
         made(tables, tmp_path / "out", [0, 1], algorithms="fedavg", baselines=False)
     plan, _ = made(tables, tmp_path / "out", [0, 1], algorithms="fedavg", baselines=False,
                    permit=ran(["my_metrics"]))  # it stays
-    assert plan.experiment["eval"]["metrics"] == ["my_metrics:top_two", "my_metrics:surprise"]
+    assert plan.experiment.eval.metrics == ("my_metrics:top_two", "my_metrics:surprise")
     assert {run.summary["rounds"] for run in found.finished} == {12}
     for row in found.rows:
         assert row.figures["personal_top_two"].mean >= row.figures["personal"].mean
@@ -897,7 +899,8 @@ def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dic
     assert found.reference == "localtrain solver.lr=0.1"  # what clients gain, they gain over the better one
     only = results.read(plan._replace(methods={label: method for label, method in plan.methods.items()
                                                if method.grid is not None}))
-    assert words.answer(only)[0].startswith("localtrain solver.lr=0.1 has test accuracy 0.")
+    assert words.answer(only)[0].startswith(
+        "There is no other method to compare localtrain solver.lr=0.1 with. Its clients' own models reach")
     [grid] = page.page_data(plan.out)["grids"]
     assert (grid["label"], grid["field"], grid["values"]) == ("localtrain", "solver.lr", [1e-6, 0.1])
     rows = {row.label: row.figures["personal"].mean for row in found.rows}
@@ -905,14 +908,14 @@ def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dic
     draw_comparison(page.page_data(plan.out), tmp_path / "grid.png")
     # the choice does not look at test rows: with all test figures turned round, it is the same
     for run in plan.runs():
-        columns = (run.place / figures.FILE).read_text().splitlines()
+        columns = (run.place / finished.FILE).read_text().splitlines()
         at = columns[0].split(",").index("accuracy")
         turned = [columns[0]]
         for line in columns[1:]:
             cells = line.split(",")
             cells[at] = repr(1 - float(cells[at]))
             turned.append(",".join(cells))
-        (run.place / figures.FILE).write_text("\n".join(turned) + "\n")
+        (run.place / finished.FILE).write_text("\n".join(turned) + "\n")
     assert results.read(plan).chosen == found.chosen
 
 
@@ -920,29 +923,30 @@ def test_the_answer_in_words(tables: dict[str, Any], tmp_path: Path, seen: Seen)
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="localtrain:solver.lr=0.1", splits="fixed")
     found = done(plan, seen)
     [first, second, third, fourth] = words.answer(found)
-    assert first.startswith("localtrain is best: test accuracy 0.")
-    assert first.endswith("of the clients' own models on new rows of these 6 clients (1 repetition).")
-    assert second.startswith("The next is fedavg + fine-tuning, ")
-    assert "One repetition cannot say whether that would hold in another, and gives no intervals" in second
-    assert third == "No method did better than training alone."
-    assert fourth == "All methods have the settings they were given, untuned: --tune might change the order."
+    assert first.startswith("localtrain ranks first: its clients' own models reach a mean test accuracy of ")
+    assert first.endswith(" on new rows of these 6 clients (1 repetition).")
+    assert second.startswith("fedavg + fine-tuning is next, ")
+    assert "One repetition gives no intervals and no verdict" in second
+    assert third == "No method is better than training alone."
+    assert fourth == "No method was tuned: --tune may change the ranking."
     assert (found.differences[0].verdict, found.differences[0].low) == ("withheld", None)
-    assert results.outlook(found) == (False, 4, "one repetition says nothing about another")
+    assert outlook.outlook(found) == (False, 4, "one repetition gives no interval")
     many, _ = made(tables, tmp_path / "out", range(6), algorithms="localtrain:solver.lr=0.1")  # as before
     found = done(many, seen)
     [gap] = found.differences
     assert gap.verdict == "better"
     sentences = words.answer(found)
     assert sentences[1] == (
-        f"localtrain is significantly better than fedavg + fine-tuning (by {100 * gap.mean:.1f} points, "
-        f"{100 * gap.low:.1f} to {100 * gap.high:.1f}).")
-    assert sentences[2] == "6 clients are too few to say whether it would hold for others (it takes 10)."
+        f"localtrain is significantly better than fedavg + fine-tuning ({100 * gap.mean:.1f} points, "
+        f"{100 * gap.low:.1f} to {100 * gap.high:.1f}). Ranges are simultaneous 95 % intervals.")
+    assert sentences[2] == (
+        "Whether this holds for other clients is unknown: that takes 10 clients, and there are 6.")
     assert words.difference(found, gap).startswith(
-        "localtrain is significantly better than fedavg + fine-tuning (by ")
+        "localtrain is significantly better than fedavg + fine-tuning (")
     assert words.clients(gap) is None  # a Wilcoxon test over six clients is none
     close = gap._replace(verdict="no difference found", low=-0.01)
     assert words.answer(found._replace(differences=[close]))[1].startswith(
-        "It is ahead of fedavg + fine-tuning (by ")
+        "No significant difference from fedavg + fine-tuning (")
 
 
 def test_clusters_and_a_loss_for_a_metric(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
@@ -965,24 +969,24 @@ def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], t
     wanted = carry_out.searches(plan, labels, 3, 1)
     assert [search.label for search in wanted] == ["fedavg"]  # the other's step size is the user's
     for search in wanted:  # on a split of its own
-        assert (search.tables["data"]["split"], search.tables["train"]["seed"]) == (10_000, 10_000)
+        assert (search.experiment.data.split, search.experiment.train.seed) == (10_000, 10_000)
     found = carry_out.search(wanted, 1, seen)
     plan = plan.tuned("fedavg", found["fedavg"].values)
     plan.write()
     assert planning.read(plan.out) == plan
     assert plan.methods["fedavg"].algorithm == found["fedavg"].algorithm
-    assert {run.tables["algorithm"]["solver"]["lr"] for run in plan.runs(["fedavg"])} == {
+    assert {run.experiment.algorithm.solver.lr for run in plan.runs(["fedavg"])} == {
         found["fedavg"].values["solver.lr"]}
     done(plan, seen)
     again, _ = made(tables, plan.out, [0], algorithms="fedavg:finetune=2")  # which is what was asked
     assert again.methods == plan.methods
     record = page.page_data(plan.out)["tuning"]["fedavg"]
     assert len(record["rows"]) == 3
-    with pytest.raises(UsageError, match="with other hyper-parameters than the search"):
+    with pytest.raises(UsageError, match="with other hyper-parameters than this search"):
         plan.tuned("fedavg", {"solver.lr": 0.123})
     untuned = plan._replace(methods={label: method._replace(tuned=None)
                                      for label, method in plan.methods.items()})
-    with pytest.raises(UsageError, match="runs of fedavg that were made without a search"):
+    with pytest.raises(UsageError, match="runs of fedavg made without a search"):
         carry_out.searches(untuned, labels, 3, 1)
     assert words.answer(results.read(plan))[-1] == "Not tuned: localtrain."
 
@@ -1002,7 +1006,7 @@ def test_a_method_of_which_nothing_trains_does_not_stop_the_others(tables: dict[
     plan.write()
     assert plan.methods["fedavg"].tuned is not None
     assert plan.methods["fedprox"].tuned is None
-    assert "fedprox: none of the 7 trials of its search has trained anything, down to solver.lr = 1e-07" in (
+    assert "fedprox: none of the 7 trials of its search trained, down to solver.lr = 1e-07" in (
         plan.remarks()[0])
     assert seen.notes == [plan.remarks()[0].removesuffix(".")]
     [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)

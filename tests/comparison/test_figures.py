@@ -18,10 +18,11 @@ from torch import nn
 import descant
 from descant import DescantError, UsageError
 from descant.algorithms import ALGORITHMS, Ditto, FedAvg, LocalTrain, pFedMe
+from descant.comparison import finished as files
 from descant.comparison import measure as figures
-from descant.core import measures
+from descant.core import scoring
 from descant.core.federation import Federation
-from descant.core.measures import METRICS
+from descant.core.metric import METRICS
 from descant.core.splits import Table
 from descant.deploy import protocol
 from descant.engine.settings import Eval
@@ -57,7 +58,7 @@ def test_two_classes(form: str, n: int, ties: bool) -> None:
         other = rng.normal(size=n)
         outputs = {"one": margin, "column": margin[:, None],
                    "two": np.stack([other, other + margin], 1)}[form]
-        found = measures.classification(outputs, y, 2)
+        found = scoring.classification(outputs, y, 2)
         predicted = margin > 0
         if form == "two" and ties:
             predicted = outputs.argmax(1)
@@ -79,7 +80,7 @@ def test_many_classes(n: int, ties: bool) -> None:
         logits = rng.normal(size=(n, 5)) + 2 * np.eye(5)[y]
         if ties:
             logits = logits[rng.integers(n // 2, size=n)]
-        found = measures.classification(logits, y, 5)
+        found = scoring.classification(logits, y, 5)
         p = softmax(logits)
         expected = known.roc_auc_score(y, p, multi_class="ovr", average="macro")
         assert found["auroc"] == pytest.approx(expected, abs=1e-14)
@@ -92,15 +93,16 @@ def test_the_mean_is_over_the_classes_that_occur() -> None:
     rng = np.random.default_rng(0)
     y, logits = rng.choice([1, 4, 6], size=50), rng.normal(size=(50, 9))
     expected = np.mean([known.roc_auc_score(y == c, softmax(logits)[:, c]) for c in (1, 4, 6)])
-    found = measures.classification(logits, y, 9)
+    found = scoring.classification(logits, y, 9)
     assert found["auroc"] == pytest.approx(expected, abs=1e-14)
     recalls = known.recall_score(y, logits.argmax(1), labels=[1, 4, 6], average="macro")
     assert found["balanced_accuracy"] == pytest.approx(recalls)
 
 
 def test_ties_count_half() -> None:
-    assert measures.auroc(np.array([1.0, 1.0, 0.0, 2.0]), np.array([True, False, False, True])) == 3.5 / 4
-    assert measures.auroc(np.zeros(5), np.arange(5) < 2) == 0.5
+    positive = np.array([True, False, False, True])
+    assert scoring.binary_auroc(np.array([1.0, 1.0, 0.0, 2.0]), positive) == 3.5 / 4
+    assert scoring.binary_auroc(np.zeros(5), np.arange(5) < 2) == 0.5
 
 
 @pytest.mark.parametrize(("y", "expected"), [
@@ -108,14 +110,14 @@ def test_ties_count_half() -> None:
     ([0, 0, 0], {"accuracy": 1 / 3, "balanced_accuracy": 1 / 3, "specificity": 1 / 3}),
 ])
 def test_what_is_not_defined_is_nan(y: list[int], expected: dict[str, float]) -> None:
-    found = measures.classification(np.array([2.0, 1.0, -1.0]), np.array(y), 2)
+    found = scoring.classification(np.array([2.0, 1.0, -1.0]), np.array(y), 2)
     del found["calibration_error"]
     assert {name: value for name, value in found.items() if not np.isnan(value)} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 2), (0, 4)])
 def test_nothing_is_measured_of_no_rows(shape: tuple[int, ...]) -> None:
-    found = measures.classification(np.zeros(shape), np.zeros(0, np.int64), max(shape[-1], 2))
+    found = scoring.classification(np.zeros(shape), np.zeros(0, np.int64), max(shape[-1], 2))
     assert np.isnan(list(found.values())).all()
 
 
@@ -124,14 +126,14 @@ def test_rows_with_a_probability_of_one_are_told_apart() -> None:
     y = np.array([0, 1, 0, 1, 2])
     for scale in (1.0, 1000.0):
         logits = scale * np.array([[1, 50, 0], [1, 80, 0], [1, 60, 0], [1, 90, 0], [0, 70, 0.5]])
-        assert measures.auroc(measures.Odds.of(logits).of_class(logits, 1), y == 1) == 1.0
+        assert scoring.binary_auroc(scoring.Odds.of(logits).of_class(logits, 1), y == 1) == 1.0
     logit = np.array([40.0, 50, 60])
-    assert measures.classification(logit, np.array([0, 1, 1]), 2)["auroc"] == 1.0
+    assert scoring.classification(logit, np.array([0, 1, 1]), 2)["auroc"] == 1.0
 
 
 def test_odds_are_those_of_the_probabilities() -> None:
     logits = np.random.default_rng(0).normal(scale=3, size=(100, 6)).astype(np.float32)
-    p, odds = softmax(logits.astype(np.float64)), measures.Odds.of(logits)
+    p, odds = softmax(logits.astype(np.float64)), scoring.Odds.of(logits)
     for c in range(6):
         np.testing.assert_allclose(odds.of_class(logits, c), np.log(p[:, c] / (1 - p[:, c])), rtol=1e-9)
     np.testing.assert_allclose(odds.confidence, p.max(1), rtol=1e-12)
@@ -140,33 +142,33 @@ def test_odds_are_those_of_the_probabilities() -> None:
 def test_the_calibration_error_by_hand() -> None:
     """Three rows at 0.9, of which two are right, and one at 0.6 that is wrong: (3 |0.9 - 2/3| + 0.6) / 4."""
     p = np.array([[0.9, 0.1], [0.1, 0.9], [0.9, 0.1], [0.4, 0.6]])
-    found = measures.classification(np.log(p), np.array([0, 1, 1, 0]), 2)
+    found = scoring.classification(np.log(p), np.array([0, 1, 1, 0]), 2)
     assert found["calibration_error"] == pytest.approx((3 * (0.9 - 2 / 3) + 0.6) / 4)
-    one = measures.classification(np.log(p[:, 1] / p[:, 0]), np.array([0, 1, 1, 0]), 2)
+    one = scoring.classification(np.log(p[:, 1] / p[:, 0]), np.array([0, 1, 1, 0]), 2)
     assert one["calibration_error"] == pytest.approx(found["calibration_error"])
 
 
 def test_bins_end_with_their_upper_edge() -> None:
-    at_edge = measures.calibration_error(np.array([1 / 3, 1 / 3 - 0.01]), np.array([True, False]))
+    at_edge = scoring.calibration_error(np.array([1 / 3, 1 / 3 - 0.01]), np.array([True, False]))
     assert at_edge == pytest.approx(abs(2 / 3 - 0.01 - 1) / 2)  # one bin
-    above = measures.calibration_error(np.array([1 / 3 + 0.01, 1 / 3]), np.array([True, False]))
+    above = scoring.calibration_error(np.array([1 / 3 + 0.01, 1 / 3]), np.array([True, False]))
     assert above == pytest.approx((2 / 3 - 0.01 + 1 / 3) / 2)  # two
-    assert measures.calibration_error(np.array([1.0, 0.0]), np.array([True, False])) == 0
+    assert scoring.calibration_error(np.array([1.0, 0.0]), np.array([True, False])) == 0
 
 
 def test_positions_of_sequences_are_rows() -> None:
     rng = np.random.default_rng(1)
     y, outputs = rng.integers(3, size=(4, 6)), rng.normal(size=(4, 3, 6))
     flat = outputs.transpose(0, 2, 1).reshape(24, 3)
-    assert measures.classification(outputs, y, 3) == measures.classification(flat, y.reshape(-1), 3)
+    assert scoring.classification(outputs, y, 3) == scoring.classification(flat, y.reshape(-1), 3)
 
 
 def test_outputs_that_are_not_finite_are_not_ranked() -> None:
-    found = measures.classification(np.array([[0, np.nan, 1], [2, 0, 1.0]]), np.array([1, 0]), 3)
+    found = scoring.classification(np.array([[0, np.nan, 1], [2, 0, 1.0]]), np.array([1, 0]), 3)
     assert np.isnan(found["auroc"])
     assert np.isnan(found["calibration_error"])
     assert found["accuracy"] == 1.0  # as the tallies have it: NaN is the largest
-    one = measures.classification(np.array([np.nan, np.inf, -np.inf]), np.array([0, 1, 0]), 2)
+    one = scoring.classification(np.array([np.nan, np.inf, -np.inf]), np.array([0, 1, 0]), 2)
     assert one["accuracy"] == 1.0
     assert np.isnan(one["auroc"])
 
@@ -180,10 +182,10 @@ def written(out: Path) -> dict[tuple[int, int], dict[str, str]]:
         return {(int(row["round"]), int(row["client"])): row for row in csv.DictReader(file)}
 
 
-def assert_agrees(found: figures.Columns, out: Path, metrics: tuple[str, ...] = (
+def assert_agrees(found: files.Columns, out: Path, metrics: tuple[str, ...] = (
         "loss", "accuracy", "balanced_accuracy")) -> None:
     rows = written(out)
-    single = found["client"] != figures.POOLED
+    single = found["client"] != files.POOLED
     assert single.any()
     for k in np.flatnonzero(single):
         row = rows[int(found["round"][k]), int(found["client"][k])]
@@ -202,13 +204,13 @@ def test_figures_agree_with_the_clients_of_the_run(name: str, tmp_path: Path) ->
     found, _, notes = figures.measure(finished)
     assert not notes
     assert_agrees(found, tmp_path / "run")
-    assert [*found] == [*figures.FACTS, "loss", "accuracy", "balanced_accuracy", "auroc", "calibration_error"]
+    assert [*found] == [*files.FACTS, "loss", "accuracy", "balanced_accuracy", "auroc", "calibration_error"]
     assert set(found["client"]) == {-1, *range(8)}
     assert set(found["round"][found["which"] == "last"]) == {4}
     assert set(found["round"][found["which"] == "best"]) == {finished.best_round}
     has_global = "global" in finished.history[-1]
     assert ("global" in found["model"]) == has_global
-    for k in np.flatnonzero((found["client"] == figures.POOLED) & (found["model"] == "global")):
+    for k in np.flatnonzero((found["client"] == files.POOLED) & (found["model"] == "global")):
         row = finished.history[found["round"][k] - 1]
         pooled = (row["unseen"] if found["unseen"][k] else row)["global"]["pooled"]
         assert {m: found[m][k] for m in pooled} == pytest.approx(pooled, rel=1e-5)
@@ -268,7 +270,7 @@ def test_pooled_rows_are_those_of_all_clients() -> None:
         y.append(DIGITS.y[rows].numpy())
     p = softmax(np.concatenate(outputs).astype(np.float64))
     found = figures.measure(finished).columns
-    at = ((found["which"] == "last") & (found["model"] == "personal") & (found["client"] == figures.POOLED)
+    at = ((found["which"] == "last") & (found["model"] == "personal") & (found["client"] == files.POOLED)
           & ~found["unseen"])
     assert found["n_test"][at] == [len(p)]
     expected = known.roc_auc_score(np.concatenate(y), p, multi_class="ovr")
@@ -296,14 +298,14 @@ def test_regression_has_the_figures_of_its_task(tmp_path: Path) -> None:
     run(method, federation=ragged(classes=None), **settings)
     finished = run(method, federation=ragged(classes=None), **settings, resume=True)
     found = figures.measure(finished).columns
-    assert [*found][len(figures.FACTS):] == ["loss", "mse", "r2"]
+    assert [*found][len(files.FACTS):] == ["loss", "mse", "r2"]
     assert_agrees(found, tmp_path / "run", ("loss", "mse", "r2"))
 
 
 def test_a_task_that_predicts_nothing_has_its_loss(tmp_path: Path, own: str) -> None:
     finished = run(federation=quadratics(), model="quadratic", out=tmp_path / "run", dtype="float64")
     found, _, notes = figures.measure(finished, [f"{own}:spread"])
-    assert [*found][len(figures.FACTS):] == ["loss", "spread"]
+    assert [*found][len(files.FACTS):] == ["loss", "spread"]
     assert np.isnan(found["spread"]).all()
     assert_agrees(found, tmp_path / "run", ("loss",))
     assert len(notes) == 1
@@ -324,7 +326,7 @@ def test_a_client_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     after, _, notes = figures.measure(finished)
     lost = (after["client"] == 2) & (after["model"] == "personal")
     assert np.isnan(after["accuracy"][lost]).all()
-    pooled = (after["client"] == figures.POOLED) & (after["model"] == "personal") & ~after["unseen"]
+    pooled = (after["client"] == files.POOLED) & (after["model"] == "personal") & ~after["unseen"]
     assert (after["n_test"][pooled] == before["n_test"][pooled] - len(DIGITS.test[2])).all()
     np.testing.assert_array_equal(after["auroc"][~lost & ~pooled], before["auroc"][~lost & ~pooled])
     assert len(notes) == 1
@@ -395,7 +397,7 @@ def test_metrics_of_ones_own_stand_beside_the_others(own: str) -> None:
     np.testing.assert_array_equal(found["shape"], found["n_test"])
     assert (found["spread"] > 0).all()  # another metric's mischief did not reach it
     described = figures.described(places)
-    assert described["spread"] == (True, "How far the logits lie apart")
+    assert described["spread"][:2] == (True, "How far the logits lie apart")
     assert not described["shape"].lower_is_better
     assert described["auroc"] == METRICS["auroc"]
 
@@ -465,21 +467,21 @@ def test_a_node_does_without_this_module() -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     federation = dataclasses.replace(ragged(), names=("a,b", 'say "c"', "ä", "pooled", "5"))
-    path = tmp_path / figures.FILE
-    assert figures.write(run(federation=federation, cohort="all"), path) == []
+    path = tmp_path / files.FILE
+    assert figures.write(run(federation=federation, cohort="all"), tmp_path) == []
     return path
 
 
 def test_what_is_read_is_what_was_measured(tmp_path: Path) -> None:
     federation = dataclasses.replace(ragged(), names=("a,b", 'say "c"', "ä", "pooled", "5"))
     finished = run(federation=federation, cohort="all")
-    figures.write(finished, tmp_path / figures.FILE)
-    expected, found = figures.measure(finished).columns, figures.read(tmp_path / figures.FILE)
+    figures.write(finished, tmp_path)
+    expected, found = figures.measure(finished).columns, files.read_figures(tmp_path / files.FILE)
     assert [*found] == [*expected]
     for name, column in expected.items():
         np.testing.assert_array_equal(found[name], column)
         assert found[name].dtype.kind == column.dtype.kind, name
-    assert {p.name for p in tmp_path.iterdir()} == {figures.FILE, figures.ROWS}
+    assert {p.name for p in tmp_path.iterdir()} == {files.FILE, files.ROWS}
 
 
 @pytest.mark.parametrize("damage", [
@@ -493,24 +495,24 @@ def test_what_is_read_is_what_was_measured(tmp_path: Path) -> None:
 def test_a_damaged_file_is_told(damage: Any, file: Path) -> None:
     file.write_text(damage(file.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(DescantError, match=r"figures\.csv is damaged .*: remove it"):
-        figures.read(file)
+        files.read_figures(file)
 
 
 def test_a_file_of_bytes_is_told(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00\n")
     with pytest.raises(DescantError, match="is damaged"):
-        figures.read(file)
+        files.read_figures(file)
     file.unlink()
     with pytest.raises(DescantError, match="cannot read"):
-        figures.read(file)
+        files.read_figures(file)
     with pytest.raises(DescantError, match="cannot write"):
-        figures.write(run(rounds=1), file / "nowhere" / "figures.csv")
+        figures.write(run(rounds=1), file / "nowhere")
 
 
 def test_figures_are_out_of_date_after_more_rounds_or_other_metrics(file: Path) -> None:
-    assert figures.is_current(file, 4, None)
-    assert not figures.is_current(file, 5, None)
-    assert not figures.is_current(file, 4, ["my:f1"])
-    assert not figures.is_current(file.with_name("other.csv"), 4, None)
+    assert files.is_current(file.parent, 4, None)
+    assert not files.is_current(file.parent, 5, None)
+    assert not files.is_current(file.parent, 4, ["my:f1"])
+    assert not files.is_current(file.parent / "nowhere", 4, None)
     file.write_text(file.read_text()[:-9])
-    assert not figures.is_current(file, 4, None)
+    assert not files.is_current(file.parent, 4, None)

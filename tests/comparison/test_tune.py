@@ -29,7 +29,8 @@ from descant.algorithms import (
     pFedMe,
 )
 from descant.algorithms.pfedgt import ByValidation
-from descant.comparison import tune
+from descant.comparison import trials, tune
+from descant.core import fields
 from descant.core.algorithm import Algorithm
 from descant.core.fields import describe
 from descant.core.files import locked
@@ -68,7 +69,7 @@ def quadratics(algorithm: Algorithm, **train: Any) -> Experiment:
 
 
 def table(record: Path) -> list[dict[str, Any]]:
-    found = tune.read(record)
+    found = trials.read(record)
     assert found is not None
     return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
 
@@ -148,23 +149,23 @@ def test_a_field_that_may_not_be_changed_is_left_alone() -> None:
 def test_values_are_put_in_and_nothing_else_changes(name: str) -> None:
     method = ALGORITHMS[name]()
     ranges = tune.space(method)
-    now = {field: tune._value_of(method, field) for field in ranges}
-    changed = tune.with_values(method, {field: declared.high for field, declared in ranges.items()})
-    assert {field: tune._value_of(changed, field) for field in ranges} \
+    now = {field: fields.value_of(method, field) for field in ranges}
+    changed = fields.replaced(method, {field: declared.high for field, declared in ranges.items()})
+    assert {field: fields.value_of(changed, field) for field in ranges} \
         == {field: declared.high for field, declared in ranges.items()}
-    assert tune.with_values(changed, now) == method
-    assert tune.with_values(method, {}) == method
+    assert fields.replaced(changed, now) == method
+    assert fields.replaced(method, {}) == method
 
 
 def test_several_values_of_one_part_go_in_together() -> None:
-    changed = tune.with_values(Ditto(), {"lam": 2.0, "solver.lr": 0.5, "solver.momentum": 0.9})
+    changed = fields.replaced(Ditto(), {"lam": 2.0, "solver.lr": 0.5, "solver.momentum": 0.9})
     assert changed == Ditto(lam=2.0, solver=SGD(lr=0.5, momentum=0.9))
 
 
 @pytest.mark.parametrize("name", ["lamb", "solver.speed", "lam.x", "nothing.lr"])
 def test_values_of_unknown_fields_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match="unknown field"):
-        tune.with_values(Ditto(), {name: 1.0})
+        fields.replaced(Ditto(), {name: 1.0})
 
 
 # -- what is found ---------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def test_the_search_finds_what_is_better(tmp_path: Path) -> None:
     assert tuned.validation == max(row["validation"] for row in complete)
 
     best = json.loads((tmp_path / "best.json").read_text())
-    found = tune.read(tmp_path)
+    found = trials.read(tmp_path)
     assert found is not None
     figures = [row["validation"] for row in table(tmp_path)]
     assert found["best"] == best["best"] == figures.index(tuned.validation)
@@ -234,10 +235,10 @@ def test_whole_numbers_are_searched_as_such(tmp_path: Path) -> None:
 
 def test_lost_clients_count_more_than_figures() -> None:
     keys = [(-2.0, 0.99, -0.1), (-1.0, 0.1, -9.0), (-1.0, 0.2, -9.0), (0.0, 0.05, -4.0), (0.0, 0.9, -2.0)]
-    figures = [tune._figure(key) for key in keys]
+    figures = [trials.figure(key) for key in keys]
     assert None not in figures
     assert figures == sorted(figures)
-    assert tune._figure((-5.0,)) is tune._figure(None) is tune._figure((0.0, -float("inf"))) is None
+    assert trials.figure((-5.0,)) is trials.figure(None) is trials.figure((0.0, -float("inf"))) is None
 
 
 # -- budgets ---------------------------------------------------------------------------------------------
@@ -300,12 +301,12 @@ def test_a_search_of_failures_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(runs, "start", diverge)
     found = tune.search(experiment(), 3, tmp_path)
     assert isinstance(found, tune.Nothing)
-    assert found.note == ("none of the 7 trials of its search has trained anything, down to solver.lr = "
-                          "1e-07: no upload of round 1 could be taken; it runs as it stands")
+    assert found.note == ("none of the 7 trials of its search trained, down to solver.lr = 1e-07: no upload "
+                          "of round 1 could be taken; it runs with its own settings")
     rows = table(tmp_path)
     assert [row["state"] for row in rows] == ["failed"] * 7
     assert [row["solver.lr"] for row in rows[tune.FIRST:]] == [1e-3, 1e-4, 1e-5, 1e-6, 1e-7]
-    assert tune.read(tmp_path)["best"] is None  # type: ignore[index]
+    assert trials.read(tmp_path)["best"] is None  # type: ignore[index]
     assert tune.search(experiment(), 3, tmp_path) == found  # nothing is done again
 
 
@@ -316,33 +317,33 @@ def test_a_search_without_steps_does_not_go_down(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(runs, "start", diverge)
     found = tune.search(experiment(FedProx()), 3, tmp_path, fixed={"solver.lr"})
     assert (found.trials, found.note) == (
-        3, "none of the 3 trials of its search has trained anything: no upload of round 1 could be taken; it "
-           "runs as it stands")
+        3, "none of the 3 trials of its search trained: no upload of round 1 could be taken; it runs with "
+           "its own settings")
 
 
-@pytest.mark.parametrize("trials", [1, 8])
-def test_a_search_whose_trials_all_diverge_goes_down_until_something_trains(tmp_path: Path, trials: int
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_search_whose_trials_all_diverge_goes_down_until_something_trains(tmp_path: Path, count: int
                                                                             ) -> None:
     """With steps from 0.001 the error grows by 1 - 0.001 * 1e5 each time: without bound in a few rounds."""
     stiff = quadratics(FedProx(mu=1e5, solver=SGD(lr=0.01)), local={"steps": 30})
-    found = tune.search(stiff, trials, tmp_path, fixed={"mu"})
+    found = tune.search(stiff, count, tmp_path, fixed={"mu"})
     assert isinstance(found, tune.Tuned)
     rows = table(tmp_path)
     assert [row["state"] for row in rows[:4]] == ["failed"] * 4
     assert [row["solver.lr"] for row in rows[2:5]] == [1e-3, 1e-4, 1e-5]
     assert rows[4]["state"] == "complete"
-    assert len(rows) == max(trials, 5)
+    assert len(rows) == max(count, 5)
     assert found.values["solver.lr"] < 2e-5
-    assert found.note == ("the first 4 trials of its search diverged, so it went on below the usual steps, "
-                          f"down to solver.lr = {min(row['solver.lr'] for row in rows):.3g}")
+    assert found.note == ("the first 4 trials of its search diverged, so it went on below the usual step "
+                          f"sizes, down to solver.lr = {min(row['solver.lr'] for row in rows):.3g}")
     ranges = json.loads((tmp_path / "best.json").read_text())["ranges"]
     assert ranges == {"solver.lr": "1e-05 to 1 (log scale)"}
 
 
 def test_going_down_is_the_same_whatever_was_asked_for_first(tmp_path: Path) -> None:
     stiff = quadratics(FedProx(mu=1e5, solver=SGD(lr=0.01)), local={"steps": 30})
-    for trials in (1, 5, 9):
-        tune.search(stiff, trials, tmp_path / "bit by bit", fixed={"mu"})
+    for count in (1, 5, 9):
+        tune.search(stiff, count, tmp_path / "bit by bit", fixed={"mu"})
     tune.search(stiff, 9, tmp_path / "at once", fixed={"mu"})
     assert files(tmp_path / "bit by bit") == files(tmp_path / "at once")
 
@@ -415,7 +416,7 @@ def test_a_stopped_search_goes_on_as_if_nothing_had_happened(
         with pytest.raises(error):
             tune.search(experiment(), TRIALS, tmp_path, progress=stopping(at, error))
         assert len(table(tmp_path)) == done
-        assert tune.read(tmp_path)["best"] is None  # type: ignore[index]
+        assert trials.read(tmp_path)["best"] is None  # type: ignore[index]
     tune.search(experiment(), TRIALS, tmp_path)
     assert files(tmp_path) == files(unbroken)
 
@@ -501,7 +502,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_reading_what_is_not_there(tmp_path: Path) -> None:
-    assert tune.read(tmp_path) is None
+    assert trials.read(tmp_path) is None
 
 
 # -- requests that cannot be met -------------------------------------------------------------------------

@@ -13,21 +13,21 @@ from descant.comparison import (
     conclusions as words,
 )
 from descant.comparison import (
-    execute as carry_out,
-)
-from descant.comparison import (
-    measure as figures,
-)
-from descant.comparison import (
+    convergence,
+    finished,
+    outlook,
     page,
     plan,
-    progress,
     results,
     sample,
 )
+from descant.comparison import (
+    execute as carry_out,
+)
 from descant.comparison.finished import Finished
+from descant.comparison.make import make
 from descant.comparison.plan import Plan, Planned
-from descant.core.measures import METRICS
+from descant.core.metric import METRICS
 from descant.view.comparison import draw_comparison
 
 pytestmark = pytest.mark.filterwarnings("ignore:round .*diverge")  # what some of the runs are there for
@@ -44,7 +44,7 @@ class Silent:
 def compared(tables: dict[str, Any], out: Path, seeds: list[int], **options: Any) -> Plan:
     """A comparison that is carried out in this process."""
     with plan.held(out):
-        found, _ = plan.make(tables, out, seeds, **{"baselines": False} | options)
+        found, _ = make(tables, out, seeds, **{"baselines": False} | options)
     for run in found.runs():
         carry_out._play(run)
     return found
@@ -61,16 +61,16 @@ def made_up(scores: dict[str, np.ndarray], metric: str, others: dict[str, dict[s
     for label, values in scores.items():
         for seed, clients in enumerate(values):
             count, everyone = len(clients), np.arange(len(clients))
-            columns: figures.Columns = {
+            columns: finished.Columns = {
                 "which": np.repeat("best", count), "model": np.repeat("personal", count), "client": everyone,
                 "unseen": everyone < 0, "n_test": np.full(count, 10), "loss": np.ones(count), metric: clients}
             columns |= {name: clients + gap for name, gap in others.get(label, {}).items()}
-            rows: figures.Columns = {"row": np.arange(10 * count), "client": np.repeat(everyone, 10)}
+            rows: finished.Columns = {"row": np.arange(10 * count), "client": np.repeat(everyone, 10)}
             rows |= {name: np.zeros(10 * count) for name in (metric, *others.get(label, {}))}
             summary = {"best": {"personal": {"diverged": 0, "failed": 0, "clients": count}}, "last": {},
                        "seconds": 2.0, "bytes_down": 0, "bytes_up": 0, "clients": count, "grad_steps": 1}
             found[label, seed] = Finished(label, seed, 1, Path("nowhere"), summary, columns,
-                                          figures.Single(rows, np.array(lost.get(label, []), int)))
+                                          finished.Single(rows, np.array(lost.get(label, []), int)))
     return found
 
 
@@ -87,7 +87,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         with plan.held(out):
             listed = ",".join(f"fedavg:label={label}" for label in scores)
             seeds = range(len(next(iter(scores.values()))))
-            about, _ = plan.make(tables, out, [*seeds], algorithms=listed, baselines=False)
+            about, _ = make(tables, out, [*seeds], algorithms=listed, baselines=False)
         runs = made_up(scores, metric, others or {}, lost or {})
         monkeypatch.setattr(results, "read_run", lambda run: runs[run.label, run.seed])
         monkeypatch.setattr(results.layout, "read_metrics", lambda place: curves)
@@ -109,23 +109,28 @@ def test_better_or_worse_is_said(read: Any) -> None:
     assert [(gap.against, gap.verdict) for gap in found.differences] == [
         ("c", "no difference found"), ("b", "better")]
     first, second, third, *_ = words.answer(found)
-    assert first.startswith("The 3 methods differ (p < 0.001); a is best: test accuracy 0.8")
-    assert "on new rows of these 4 clients (5 repetitions, 95 % interval 0.8" in first
-    assert second.startswith("a is significantly better than b (by ")
-    assert third.startswith("No significant difference from c (by ")
+    assert first.startswith("The 3 methods differ significantly (p < 0.001). a is best: its clients' own "
+                            "models reach a mean test accuracy of 0.8")
+    assert " (95 % interval 0.8" in first
+    assert first.endswith(") on new rows of these 4 clients (5 repetitions).")
+    assert second.startswith("a is significantly better than b (4.8 points, ")
+    assert second.endswith(" Ranges are simultaneous 95 % intervals.")
+    assert third.startswith("No significant difference from c (0.")
+    assert "simultaneous" not in third  # it is said once
 
 
 def test_when_nothing_differs_that_is_said_first(read: Any) -> None:
     found = read({label: noisy(0.8 + 0.01 * k, seed=k, spread=0.02) for k, label in enumerate("abc")})
     first, second, third, *_ = words.answer(found)
     assert first.startswith("No significant difference between the 3 methods (p = ")
-    assert " is ahead: test accuracy 0." in first
-    assert second.startswith("It is ahead of ")
-    outlook = results.outlook(found)
-    assert not outlook.decided
-    assert outlook.more is not None
-    assert outlook.more > 0
-    assert third.startswith(f"{max(v for v in results.still_needed(found).values() if v)} more repetition")
+    assert " ranks first: its clients' own models reach a mean test accuracy of 0." in first
+    assert second.startswith("No significant difference from ")
+    assert second.endswith(" Ranges are simultaneous 95 % intervals.")
+    decided, more, _ = outlook.outlook(found)
+    assert not decided
+    assert more is not None
+    assert more > 0
+    assert third.startswith(f"{max(v for v in outlook.still_needed(found).values() if v)} more repetition")
     assert "of training" in third
 
 
@@ -134,8 +139,8 @@ def test_equal_methods_are_equivalent_and_the_comparison_is_decided(read: Any) -
     found = read({"a": base, "b": base + 0.0001 * noisy(0, seed=5, spread=1.0)})
     [gap] = found.differences
     assert gap.verdict == "equivalent"
-    assert results.outlook(found).decided
-    assert any("It is as good as" in sentence for sentence in words.answer(found))
+    assert outlook.outlook(found).decided
+    assert "It is equivalent to b: the difference is less than 1 point." in words.answer(found)
 
 
 def test_looking_three_times_makes_the_test_stricter(read: Any) -> None:
@@ -143,6 +148,8 @@ def test_looking_three_times_makes_the_test_stricter(read: Any) -> None:
     once, often = read(scores), read(scores, looks=3)
     assert once.differences[0].p == often.differences[0].p
     assert often.differences[0].low < once.differences[0].low
+    assert (words.confidence(once), words.confidence(often)) == ("95 %", "98.3 %")
+    assert any("simultaneous 98.3 % intervals" in sentence for sentence in words.answer(often))
 
 
 def test_an_exploded_method_is_diverged_and_not_merely_no_different(read: Any) -> None:
@@ -153,7 +160,7 @@ def test_an_exploded_method_is_diverged_and_not_merely_no_different(read: Any) -
     assert found.diverged == {"wild": (5, 5)}
     assert [(gap.against, gap.verdict) for gap in found.differences] == [
         ("b", "better"), ("wild", "diverged")]
-    assert ("wild diverged in 5 of 5 repetitions and is not compared: try smaller steps, or scale the "
+    assert ("wild diverged in 5 of 5 repetitions and is not compared: use smaller steps, or scale the "
             "features (data.scale).") in words.answer(found)
     assert found.rows[-1].label == "wild"
     assert words.difference(found, found.differences[-1]) == "wild diverged in 5 of 5 repetitions"
@@ -167,7 +174,7 @@ def test_losses_are_told_in_percent(read: Any) -> None:
     assert gap.ratio is not None
     assert gap.mean == pytest.approx(0.5, abs=0.02)  # what the ratio means at the level of the best
     sentence = words.answer(found)[1]
-    assert sentence.startswith("a is significantly better than b (by 4") or "(by 5" in sentence
+    assert sentence.startswith(("a is significantly better than b (4", "a is significantly better than b (5"))
     assert " %, " in sentence
 
 
@@ -186,7 +193,7 @@ def test_the_other_metric_would_say_something_else(read: Any) -> None:
     assert found.compared == ["a", "b"]
     [sentence] = [each for each in words.answer(found) if each.startswith("By accuracy")]
     assert sentence.startswith("By accuracy, b would be best (0.9")
-    assert sentence.endswith("a significant difference).")
+    assert sentence.endswith("; the difference is significant).")
     same = read({"a": noisy(0.80, seed=1), "b": noisy(0.75, seed=2)}, "balanced_accuracy",
                 others={"a": {"accuracy": 0.0}, "b": {"accuracy": 0.0}})
     assert same.others == []
@@ -203,8 +210,8 @@ def test_other_clients_are_another_question(read: Any) -> None:
     assert "For other clients like these 40, only the difference from worse is significant." in (
         words.answer(found))
     assert words.clients(found.differences[-1]) == (
-        "40 of these clients are better off with a, 0 with worse (Wilcoxon p < 0.001, describes these "
-        "clients)")
+        "40 of these clients do better with a, 0 with worse (Wilcoxon p < 0.001; describes these clients "
+        "only)")
     wide = read({"a": steady, "mixed": mixed}, population="new clients")
     assert wide.differences[0].verdict == "no difference found"
     assert "on clients like these 40 (" in words.answer(wide)[0]
@@ -225,8 +232,8 @@ def test_too_few_rows_are_told(read: Any, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sample, "_units", influence)
     found = read(scores)
     assert found.differences[0].verdict == "no difference found"
-    assert results.outlook(found) == (False, None, "there are too few test rows")
-    assert "More repetitions are not likely to settle this: there are too few test rows." in (
+    assert outlook.outlook(found) == (False, None, "there are too few test rows")
+    assert "More repetitions are unlikely to settle this: there are too few test rows." in (
         words.answer(found))
 
 
@@ -239,24 +246,24 @@ def curve(values: np.ndarray, metric: str = "accuracy") -> list[dict[str, Any]]:
 
 
 def gain(values: np.ndarray, metric: str = "accuracy", *, lower: bool = False) -> float | None:
-    return progress.last_gain(curve(values, metric), metric, lower=lower)
+    return convergence.last_gain(curve(values, metric), metric, lower=lower)
 
 
 def test_who_is_still_improving() -> None:
     rng = np.random.default_rng(0)
-    assert gain(np.linspace(0.5, 0.8, 20)) > progress.WORTH
-    assert gain(1 - np.exp(-np.arange(20.0))) < progress.WORTH
+    assert gain(np.linspace(0.5, 0.8, 20)) > convergence.WORTH
+    assert gain(1 - np.exp(-np.arange(20.0))) < convergence.WORTH
     assert gain(np.array([0.1, 0.5, 0.9])) is None  # too few to tell
     assert gain(np.array([0.1, np.nan, 0.9, 0.9])) is None
-    assert gain(np.exp(-np.linspace(0, 3, 20)), "loss", lower=True) > progress.WORTH
+    assert gain(np.exp(-np.linspace(0, 3, 20)), "loss", lower=True) > convergence.WORTH
     plateaus = [[gain(0.8 + 0.02 * rng.normal(size=20)) for _ in range(5)] for _ in range(200)]
-    assert sum(progress.still_improving(gains) is not None for gains in plateaus) <= 10
+    assert sum(convergence.still_improving(gains) is not None for gains in plateaus) <= 10
     few = [[gain(0.8 + 0.02 * rng.normal(size=4)) for _ in range(5)] for _ in range(200)]
-    assert sum(progress.still_improving(gains) is not None for gains in few) <= 20
-    assert progress.still_improving([0.1, 0.1, 0.1, 0.0, 0.1]) == 4
-    assert progress.still_improving([0.1, 0.0, 0.0]) is None
-    assert progress.still_improving([None, None]) is None
-    assert progress.still_improving([]) is None
+    assert sum(convergence.still_improving(gains) is not None for gains in few) <= 20
+    assert convergence.still_improving([0.1, 0.1, 0.1, 0.0, 0.1]) == 4
+    assert convergence.still_improving([0.1, 0.0, 0.0]) is None
+    assert convergence.still_improving([None, None]) is None
+    assert convergence.still_improving([]) is None
 
 
 def test_the_verdict_on_an_unfinished_method_is_withheld(read: Any) -> None:
@@ -266,11 +273,11 @@ def test_the_verdict_on_an_unfinished_method_is_withheld(read: Any) -> None:
     [gap] = found.differences
     assert (gap.verdict, found.unfinished["b"]) == ("withheld", (5, 5))
     answer = words.answer(found)
-    assert ("No verdict about b (in 5 of 5 repetitions): it was still improving at the last round. Train "
-            "longer, or use --budget converge.") in answer
+    assert ("No verdict on b (in 5 of 5 repetitions): still improving at the last round. Train longer, or "
+            "use --budget converge.") in answer
     assert not any("significantly better" in sentence for sentence in answer)
-    assert words.difference(found, gap).startswith("no verdict: b is behind (by 1")
-    assert results.outlook(found).decided  # more repetitions would not help
+    assert words.difference(found, gap).startswith("no verdict on b (1")
+    assert outlook.outlook(found).decided  # more repetitions would not help
 
 
 # -- of real runs ----------------------------------------------------------------------------------------
@@ -334,13 +341,13 @@ def test_figures_of_an_older_version_are_read_without_the_noise_of_rows(tmp_path
     about = compared(tables, tmp_path / "out", [0, 1], algorithms="fedavg,localtrain")
     run: Planned = about.runs()[0]
     assert run.done
-    (run.place / figures.ROWS).unlink()
+    (run.place / finished.ROWS).unlink()
     assert run.is_finished
     assert not run.done  # the same command measures it again
     found = results.read(about)
     assert not found.has_rows
-    assert any("leave out the noise of the test rows" in note for note in words.notes(found))
-    (run.place / figures.ROWS).write_bytes(b"damaged")
+    assert any("exclude the noise of the test rows" in note for note in words.notes(found))
+    (run.place / finished.ROWS).write_bytes(b"damaged")
     assert not run.done
     carry_out._play(run)
     assert run.done

@@ -21,6 +21,7 @@ import descant
 from cli_helpers import Result, call
 from descant.comparison import execute as carry_out
 from descant.comparison import plan as planning
+from descant.comparison.make import make
 from descant.core import fields
 from descant.core.import_object import Named, imported, marked, named_in
 from descant.core.permit import NOTHING, Permit, is_project, opened, ran
@@ -205,7 +206,7 @@ def compared(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "e.toml").write_text(tomli_w.dumps({
         "data": DATA, "train": TRAIN, "algorithms": [{"name": "fedavg"}, {"name": "ditto"}]}))
     with planning.held(here / "out"):
-        planning.make(tomllib.loads((here / "e.toml").read_text()), here / "out", [0])
+        make(tomllib.loads((here / "e.toml").read_text()), here / "out", [0])
     return here / "out"
 
 
@@ -453,9 +454,9 @@ def test_the_permit_of_a_plan(here: Path) -> None:
     """What `compare` hands to its processes covers what the file names, and no more."""
     tables = {"data": DATA, "train": TRAIN, "algorithm": EVIL["prior"]["algorithm"]}
     with planning.held(here / "out"):
-        plan, labels = planning.make(tables, here / "out", [0], permit=ran(), baselines=False)
+        plan, labels = make(tables, here / "out", [0], permit=ran(), baselines=False)
     [run] = plan.runs(labels)
-    [(field, place)] = named_in(pickle.loads(pickle.dumps(run)).tables)
+    [(field, place)] = named_in(pickle.loads(pickle.dumps(run)).experiment.dump())
     assert (field, place) == ("algorithm.prior.place", f"{OWN}:prior")
     assert isinstance(place, Named)
     assert place.permit.covers(place)

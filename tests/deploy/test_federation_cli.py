@@ -21,7 +21,7 @@ from rich.console import Console
 
 from cli_helpers import ANSI, Result, call
 from descant.errors import UsageError
-from descant.view.outcome import main_metric, show_outcome
+from descant.view.outcome import show_outcome
 
 pytest.importorskip("flwr", reason="Flower is missing: pip install 'descant[flower]'")
 
@@ -547,9 +547,9 @@ def test_the_table_of_figures_that_are_no_accuracy():
            "alone": {"loss": 1.0, "mse": 2.5, "r2": None}}
     show_outcome(console, ["a", "b"], {"b": row, "new": row}, Path("out"))
     text = printed(console)
-    assert "r2 on the clients' own test rows" in text
-    assert re.search(r"b +- +0.25 +0.5 +-\s", text)
-    assert re.search(r"new \(newcomer\) +-", text)
+    assert "loss on the clients' own test rows" in text  # what rounds are selected by without an accuracy
+    assert re.search(r"b +1 +1 +1 +\+0\s", text)
+    assert re.search(r"mean r2 +- +0.25 +0.5 +-\s", text)
+    assert re.search(r"new \(newcomer\) +1", text)
     assert re.search(r"mean mse +2.5 +3 +2 +\+0.5", text)  # less is better
-    assert main_metric({"personal": {"loss": 1.0}}) == "loss"
     show_outcome(console, ["a"], {}, Path("out"))

@@ -13,9 +13,8 @@ from torch import nn
 from torch.func import vmap
 
 import descant
-from descant.core import measures
+from descant.core import scoring
 from descant.core.federation import Federation
-from descant.core.metrics import auroc
 from descant.engine.selection import Deciding, deciding, idle, selecting
 from descant.errors import UsageError
 from descant.experiment import directory as layout
@@ -108,12 +107,12 @@ def test_auroc_is_that_of_the_exact_measures(classes: int) -> None:
     outputs[13, 0] = torch.nan
     counts = torch.randint(1, 31, (60,), generator=draw)
     weight = torch.arange(30) < counts[:, None]
-    found = vmap(lambda o, t, w: auroc(o, t, w, classes))(outputs, y, weight)
-    exact = [measures.classification(o[:n].numpy(), t[:n].numpy(), classes)["auroc"]
+    found = vmap(lambda o, t, w: scoring.auroc(o, t, w, classes))(outputs, y, weight)
+    exact = [scoring.classification(o[:n].numpy(), t[:n].numpy(), classes)["auroc"]
              for o, t, n in zip(outputs, y, counts.tolist(), strict=True)]
     assert np.isnan(exact).sum() > 7
     np.testing.assert_allclose(found.numpy(), exact, rtol=0, atol=1e-12)
-    alone = [auroc(o, t, w, classes) for o, t, w in zip(outputs, y, weight, strict=True)]
+    alone = [scoring.auroc(o, t, w, classes) for o, t, w in zip(outputs, y, weight, strict=True)]
     assert torch.equal(torch.stack(alone).nan_to_num(9.0), found.nan_to_num(9.0))
 
 
@@ -121,12 +120,12 @@ def test_auroc_of_one_logit_and_of_sequences() -> None:
     draw = torch.Generator().manual_seed(0)
     logit, y = torch.randn(25, 1, generator=draw), torch.randint(0, 2, (25,), generator=draw)
     everyone = torch.ones(25, dtype=torch.bool)
-    assert float(auroc(logit, y, everyone, 2)) == measures.classification(
+    assert float(scoring.auroc(logit, y, everyone, 2)) == scoring.classification(
         logit.numpy(), y.numpy(), 2)["auroc"]
     outputs, y = torch.randn(25, 4, 6, generator=draw), torch.randint(0, 4, (25, 6), generator=draw)
     few = torch.arange(25) < 20
-    assert float(auroc(outputs, y, few, 4)) == pytest.approx(
-        measures.classification(outputs[:20].numpy(), y[:20].numpy(), 4)["auroc"], abs=1e-12)
+    assert float(scoring.auroc(outputs, y, few, 4)) == pytest.approx(
+        scoring.classification(outputs[:20].numpy(), y[:20].numpy(), 4)["auroc"], abs=1e-12)
 
 
 def two_class(out: Path | None = None, backend: str = "vectorised", eval: dict[str, Any] | None = None,
@@ -148,7 +147,7 @@ def test_where_auroc_decides_it_selects_the_round_and_has_a_curve(backend: str, 
     model = run.personal_model(2, "last")
     rows = run.setup.federation.test[2]
     outputs = model(run.setup.federation.x[rows]).detach().numpy()
-    exact = measures.classification(outputs, run.setup.federation.y[rows].numpy(), 2)["auroc"]
+    exact = scoring.classification(outputs, run.setup.federation.y[rows].numpy(), 2)["auroc"]
     lines = (tmp_path / "run" / "clients.csv").read_text().splitlines()
     last = dict(zip(lines[0].split(","), lines[-2].split(","), strict=True))
     assert last["client"] == "2"

@@ -20,8 +20,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from descant import cli
 from descant.errors import DescantError, UsageError
-from descant.view import charts, commands, watch
+from descant.view import charts, watch
 from descant.view.comparison import draw_comparison
 from descant.view.page import render, render_json
 from page_helpers import nothing_yet, page_data
@@ -380,9 +381,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
         return page_data()
 
     monkeypatch.setattr("descant.comparison.page.page_data", page_of)
-    made = typer.Typer()
-    commands.register(made)
-    return made
+    return cli.app
 
 
 def test_report_writes_the_page_and_says_where(app: typer.Typer, tmp_path: Path) -> None:

@@ -98,10 +98,13 @@ def compare(
     """
     with reporting_errors("stopped; rerun the same command to finish"):
         from descant.comparison import execute as doing
-        from descant.comparison import plan as planning
+        from descant.comparison import outlook
         from descant.comparison import results as outcome
+        from descant.comparison.make import make
         from descant.comparison.page import page_data
+        from descant.comparison.plan import held
         from descant.core.files import write_atomic
+        from descant.core.metric import title
         from descant.core.permit import ran
         from descant.core.units import duration, times
         from descant.experiment import config
@@ -111,19 +114,19 @@ def compare(
 
         tables = config.override(config.read_toml(file), settings or ())
         console, numbers = make_console(), _numbers(seeds)
-        with planning.held(out):
-            plan, labels = planning.make(
+        with held(out):
+            plan, labels = make(
                 tables, out, numbers, algorithms=algorithms, budget=budget.value, metric=metric,
                 splits=None if splits is None else splits.value, population=_population(population),
-                looks=planning.LOOKS if until_decided else 1, baselines=baselines,
+                looks=outlook.LOOKS if until_decided else 1, baselines=baselines,
                 command=shlex.join(["descant", *sys.argv[1:]]), permit=ran(allow or ()))
             for remark in (*([] if plan.metric_why is None else [
-                    f"{plan.metric.replace('_', ' ')} decides, since {plan.metric_why}"]), *plan.remarks()):
+                    f"{title(plan.metric)} decides because {plan.metric_why}"]), *plan.remarks()):
                 console.print(f"note: {remark}", soft_wrap=True)
             if trials:
                 searches = doing.searches(plan, labels, trials, jobs)
                 if searches:
-                    rounds = [search.tables["train"]["rounds"] for search in searches]
+                    rounds = [search.experiment.train.rounds for search in searches]
                     each = " to ".join(f"{count:,}" for count in sorted({min(rounds), max(rounds)}))
                     console.print(f"tuning: {times(len(searches), 'method')} x {times(trials, 'trial')} x "
                                   f"{each} rounds, about {duration(doing.seconds_of(plan, searches, jobs))}; "
@@ -139,14 +142,14 @@ def compare(
                 results = outcome.read(plan)
                 if not until_decided or failed:
                     break
-                more = doing.extended(plan, results)
+                more = outlook.extended(plan, results)
                 console.print(more.words, soft_wrap=True)
                 plan = more.plan
                 plan.write()
                 if not more.seeds:
                     break
             if results.rows:
-                outcome.write_csv(results, out / "results.csv")
+                outcome.write(results, out / "results.csv")
                 data = page_data(out)
                 draw_comparison(data, out / "comparison.png")
                 write_atomic(out / "report.html", render(data))

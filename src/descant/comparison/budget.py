@@ -1,28 +1,117 @@
-"""What methods took where each was trained until it no longer improved."""
+"""What methods may take, and what they took.
+
+A budget is gradient steps of training. What a method does only to predict, such as fine-tuning, does not
+count.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import time
 from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
 
 from descant.comparison.finished import Finished
-from descant.comparison.plan import Plan
+from descant.comparison.methods import Contender
+from descant.comparison.plan import CAP, Budget, Plan
+from descant.core.algorithm import Message
+from descant.core.threads import one_thread
+from descant.core.tree import Tree
 from descant.core.units import times
+from descant.engine.backends.base import InProcess
+from descant.engine.rounds import Training
+from descant.engine.work import Job, Outcome
+from descant.errors import DescantError
+from descant.experiment import run as runs
+
+WARM = 0.5  # seconds of a first round, above which it needs no second one to be timed
+MISMATCH = 0.05  # a share of the budget that is worth a note
 
 
-def spent(plan: Plan, finished: Sequence[Finished]) -> Iterator[str]:
-    """For each method, after how many rounds and steps it stopped, or that it has not."""
-    for label, method in plan.methods.items():
-        runs = [run for run in finished if run.label == label]
-        if not runs:
-            continue
-        rounds, steps = ([run.summary[key] for run in runs] for key in ("rounds", "grad_steps"))
-        cost = f"{_range(rounds)} rounds, {_range(steps)} gradient steps"
-        going = sum(run.summary.get("stopped") is None for run in runs)
-        if going:
-            yield (f"{label} was still improving at the cap of {method.rounds} rounds with {going} of "
-                   f"{times(len(runs), 'seed')} ({cost}).")
-        else:
-            yield f"{label} stopped improving after {cost}."
+class Cost(NamedTuple):
+    """What a method takes."""
+
+    rounds: int  # of a run
+    seconds: float  # of a round
+
+
+def rounds_of(setup: runs.Setup, found: Sequence[Contender], budget: Budget) -> dict[str, Cost]:
+    """How many rounds each method gets: those of [train] are for the method of [algorithm]."""
+    if not found:
+        return {}
+    planned = setup.train.rounds
+    # the same round for all, so that all are measured on the same cohort
+    number = 1 + any(method.opens() for method in (setup.algorithm, *(c.algorithm for c in found)))
+    whole = planned * _steps(setup, number)[0]
+    rounds = {}
+    for contender in found:
+        method = contender.algorithm
+        steps, seconds = _steps(dataclasses.replace(setup, algorithm=method), number)
+        least, fitting = 1 + method.opens(), planned
+        if budget != "rounds" and steps:  # without any, it fails on all clients: its run will say so
+            fitting = max(least, round(whole / steps))
+        rounds[contender.label] = Cost(fitting * (CAP if budget == "converge" else 1), seconds)
+    return rounds
+
+
+class _Counted(InProcess):
+    """Keeps the steps of the last job, also where its results cannot be used."""
+
+    grad_steps = 0
+
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+        outcome = super().run(job, clients, number, message, states)
+        self.grad_steps = outcome.grad_steps
+        return outcome
+
+
+def _steps(setup: runs.Setup, number: int) -> tuple[int, float]:
+    """How many gradients a round takes, and about how many seconds: by playing it, also where the method
+    diverges at once."""
+    work = setup.work()
+    backend, seconds = _Counted(work, 16), 0.0
+    with one_thread():
+        training = Training(work, setup.train)
+        if work.algorithm.opens():
+            with contextlib.suppress(DescantError):
+                training.play(backend)
+        for _ in range(2):  # the first time is slower than later rounds
+            training.number = number - 1
+            start = time.perf_counter()
+            with contextlib.suppress(DescantError):
+                training.play(backend)
+            seconds = time.perf_counter() - start
+            if seconds > WARM:
+                break
+    return backend.grad_steps, seconds
+
+
+def notes(plan: Plan, finished: Sequence[Finished]) -> Iterator[str]:
+    """How the methods kept to the budget: with --budget converge, when each stopped; else those whose rounds
+    are too long to fit."""
+    of = {label: [run for run in finished if run.label == label] for label in plan.methods}
+    of = {label: found for label, found in of.items() if found}
+    if plan.budget == "converge":
+        for label, found in of.items():
+            rounds, steps = ([run.summary[key] for run in found] for key in ("rounds", "grad_steps"))
+            cost = f"{_range(rounds)} rounds, {_range(steps)} gradient steps"
+            if going := sum(run.summary.get("stopped") is None for run in found):
+                yield (f"{label} was still improving at the limit of {plan.methods[label].rounds} rounds "
+                       f"with {going} of {times(len(found), 'seed')} ({cost}).")
+            else:
+                yield f"{label} stopped improving after {cost}."
+    elif plan.budget == "steps":
+        mean = {label: float(np.mean([run.summary["grad_steps"] for run in found]))
+                for label, found in of.items() if found[0].rounds == plan.methods[label].rounds}
+        usual = median(mean.values()) if mean else 0.0
+        for label, count in mean.items():
+            if abs(count / usual - 1) > MISMATCH:
+                yield (f"{label} took {100 * count / usual:.0f} % of the gradient steps of the others: its "
+                       "rounds are too long for a closer match.")
 
 
 def _range(values: Sequence[int]) -> str:

@@ -1,5 +1,5 @@
-"""Doing what is missing of a comparison: searches first, then runs, several at a time in processes of their
-own. One that fails does not stop the others."""
+"""Execute what is missing of a comparison: searches first, then runs, several at a time in processes of their
+own. A run that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from descant.comparison import measure as figures
-from descant.comparison import results, tune
+from descant.comparison import trials, tune
 from descant.comparison.plan import Plan, Planned
-from descant.core.units import duration
 from descant.engine.backends.choose import Measured
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 
-MOST_SEEDS = 30  # that --until-decided takes
 LOOK = 0.5  # seconds between looks at how far the runs are
 J = TypeVar("J")
 T = TypeVar("T")
@@ -34,7 +32,7 @@ class Search(NamedTuple):
     """The search for one method's hyper-parameters."""
 
     label: str
-    tables: dict[str, Any]  # of its experiment
+    experiment: Experiment
     fixed: list[str]
     trials: int
     record: Path
@@ -53,27 +51,26 @@ class Search(NamedTuple):
 
     @property
     def size_done(self) -> int:
-        found = tune.read(self.record)
+        found = trials.read(self.record)
         return 0 if found is None else min(self.trials, len(found["rows"]))
 
 
 class Display(Protocol):
-    """Whoever shows how far things are."""
+    """Shows the progress."""
 
     def progress(self, working: Sequence[Any]) -> None:
-        """Called now and then with what is being done."""
+        """Called twice a second with the jobs that run."""
 
     def ended(self, job: Any, failure: str | None) -> None:
-        """One is done, or has failed."""
+        """A job is done, or has failed."""
 
     def note(self, text: str) -> None:
-        """Something that people should know."""
+        """A remark for the user."""
 
 
 def carry_out(plan: Plan, planned: Sequence[Planned], jobs: int, display: Display
               ) -> list[tuple[Planned, str]]:
-    """Make those of the planned runs that are missing; gives what went wrong with some, and writes it
-    down."""
+    """Make those of the planned runs that are missing; returns, and writes down, which failed and why."""
     missing = [run for run in planned if not run.done]
     known = plan.failures()
     failed = []
@@ -90,21 +87,21 @@ def carry_out(plan: Plan, planned: Sequence[Planned], jobs: int, display: Displa
 
 
 def searches(plan: Plan, labels: Sequence[str], trials: int, jobs: int) -> list[Search]:
-    """The searches for those methods that have something to search, all on the same seed. Of a grid, what it
-    is over stays as it is."""
+    """The searches for those methods that have something to search, all on the same seed. The fields of a
+    grid are not searched."""
     methods = [plan.methods[label]._replace(tuned=None) for label in labels]
     methods = [method for method in methods if tune.space(method.algorithm, method.given)]
-    for method in methods:  # told before hours of searching
+    for method in methods:  # before hours of searching
         if plan.methods[method.label].tuned is None and plan.has_runs(method.label):
-            raise UsageError(f"{plan.out} holds runs of {method.label} that were made without a search: "
+            raise UsageError(f"{plan.out} holds runs of {method.label} made without a search: "
                              "choose another --out, or give the method another label")
-    return [Search(method.label, plan.trial_of(method, jobs).dump(), method.given, trials,
+    return [Search(method.label, plan.trial_of(method, jobs), method.given, trials,
                    plan.record(method.label)) for method in methods]
 
 
 def search(searches: Sequence[Search], jobs: int, display: Display) -> dict[str, tune.Tuned | tune.Nothing]:
-    """Search hyper-parameters of several methods. One that fails stops the comparison: its runs would not be
-    what was asked for. One of which nothing trains is told, and does not stop the others."""
+    """Search hyper-parameters of several methods. A search that fails stops the comparison, since its runs
+    would not be what was asked for; a method that does not train with any values does not."""
     found: dict[str, tune.Tuned | tune.Nothing] = {}
     for wanted, outcome in _all(_search, searches, jobs, display):
         if isinstance(outcome, Exception):
@@ -116,41 +113,9 @@ def search(searches: Sequence[Search], jobs: int, display: Display) -> dict[str,
 
 
 def seconds_of(plan: Plan, searches: Sequence[Search], jobs: int) -> float:
-    """About how long searches take, by what a round took when its steps were counted."""
-    rounds = {wanted.label: wanted.trials * int(wanted.tables["train"]["rounds"]) for wanted in searches}
+    """About how long searches take, by the time of a round when its steps were counted."""
+    rounds = {wanted.label: wanted.trials * wanted.experiment.train.rounds for wanted in searches}
     return sum(count * plan.methods[label].seconds for label, count in rounds.items()) / jobs
-
-
-class More(NamedTuple):
-    """What a look at the results leads to."""
-
-    plan: Plan  # with the look, and the seeds that it adds
-    seeds: list[int]  # that it adds; none: it ends here
-    words: str
-
-
-def extended(plan: Plan, found: results.Results) -> More:
-    """Look whether the comparison is decided, and add as many repetitions as would settle it. There are as
-    many looks as the plan says, since the tests are as strict as so many looks need; one at the same
-    repetitions is the same look again."""
-    count = len(plan.seeds)
-    looked_at = [*dict.fromkeys([*plan.looked_at, count])]
-    plan = plan._replace(looked_at=looked_at)
-    outlook = results.outlook(found)
-    if outlook.decided:
-        return More(plan, [], f"decided with {count} repetitions: {outlook.why}")
-    if outlook.more is None:
-        return More(plan, [], f"not decided with {count} repetitions: {outlook.why}")
-    adding = min(outlook.more, MOST_SEEDS - count)
-    if len(looked_at) >= plan.looks or adding < 1:
-        reason = f"all {plan.looks} looks are taken" if adding >= 1 else f"{MOST_SEEDS} are the most it takes"
-        return More(plan, [], f"not decided with {count} repetitions, and {reason}: {outlook.why}")
-    first = max(plan.seeds) + 1
-    seeds = [*range(first, first + adding)]
-    seconds = sum(run.summary["seconds"] for run in found.finished) / max(1, count) * adding
-    plan = plan._replace(seeds=[*plan.seeds, *seeds])
-    return More(plan, seeds, f"not decided with {count} repetitions: {outlook.why}; {adding} more, about "
-                             f"{duration(seconds)} of work (look {len(looked_at)} of {plan.looks})")
 
 
 def _words(error: Exception) -> str:
@@ -159,8 +124,8 @@ def _words(error: Exception) -> str:
 
 def _all(work: Callable[[J], T], jobs: Sequence[J], count: int, display: Display
          ) -> Iterator[tuple[J, T | Exception]]:
-    """Do all jobs, so many at a time; yields each with what came of it, or the error. If a process dies (out
-    of memory, say), those that are left are done one at a time: then it is known which one it dies of."""
+    """Do all jobs, so many at a time; yields each with its result or its error. If a process dies, the
+    remaining jobs are done one at a time, so that the one that kills it is known."""
     left = dict(enumerate(jobs))
     while left:
         broken = False
@@ -179,7 +144,7 @@ def _all(work: Callable[[J], T], jobs: Sequence[J], count: int, display: Display
                             is_culprit, broken = count == 1 and not broken, True
                             if not is_culprit:
                                 continue
-                            error = RuntimeError("its process died; if memory ran out, take fewer --jobs")
+                            error = RuntimeError("its process died (out of memory? use fewer --jobs)")
                         if error is not None and not isinstance(error, Exception):
                             raise error
                         display.ended(left.pop(k), None if error is None else _words(error))
@@ -193,8 +158,8 @@ def _all(work: Callable[[J], T], jobs: Sequence[J], count: int, display: Display
 
 
 def _quiet(parent: int) -> None:
-    """Workers are stopped by their parent: a Ctrl-C is its business. If it is killed, perhaps before a worker
-    has come this far, they end by themselves, lest they hold their runs' directories."""
+    """The parent stops its workers, also after Ctrl-C. If it is killed, they end by themselves, so that they
+    do not hold their runs' directories."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
@@ -206,7 +171,7 @@ def _end_with(parent: int) -> None:
 
 
 class _Unwatched:
-    """An observer of runs whose cautions are told with the results, once for all seeds."""
+    """An observer of runs. Their cautions are printed with the results, once for all seeds."""
 
     def started(self, run: runs.Run, measured: list[Measured]) -> None: ...
 
@@ -214,24 +179,24 @@ class _Unwatched:
 
 
 def _play(planned: Planned) -> list[str]:
-    """Make a run; gives what could not be measured of it."""
+    """Make a run; returns what could not be measured of it."""
     place = planned.place
     try:
         planned.require_own()
-        # of the plan, not of the directory: that one may have been changed since
-        setup = runs.Setup.of(Experiment.parse(planned.tables))
+        # of the plan, not of the directory, which may have been changed since
+        setup = runs.Setup.of(planned.experiment)
         if (place / "config.toml").exists():
             rounds = max(planned.rounds, layout.rounds(place))
             run = runs.resume(place, setup, rounds, _Unwatched())
         else:
             run = runs.start(setup, place, _Unwatched())
-        return figures.write(run, place / figures.FILE, planned.tables["eval"].get("metrics"))
-    except Exception as error:  # as one that can travel between processes, whatever it is
+        return figures.write(run, place, planned.experiment.eval.metrics)
+    except Exception as error:  # as one that can be pickled
         raise RuntimeError(_words(error)) from None
 
 
 def _search(wanted: Search) -> tune.Tuned | tune.Nothing:
     try:
-        return tune.search(Experiment.parse(wanted.tables), wanted.trials, wanted.record, fixed=wanted.fixed)
+        return tune.search(wanted.experiment, wanted.trials, wanted.record, fixed=wanted.fixed)
     except Exception as error:
         raise RuntimeError(_words(error)) from None

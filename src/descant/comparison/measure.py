@@ -2,18 +2,15 @@
 
 While a run goes on, its rounds are scored by sums that are added over clients. A comparison asks for more:
 an AUROC, the calibration, whatever a user computes from outputs. So the models of the two rounds are made
-once more, and what they predict for the clients' test rows is measured, by `descant.core.measures` and by the
+once more, and what they predict for the clients' test rows is measured, by `descant.core.scoring` and by the
 user's own functions. All is written to `figures.csv` in the run's directory. `rows.npz` beside it says how
-much each test row moves the figures of its client's own model of the best round (`descant.core.measures`): what is
+much each test row moves the figures of its client's own model of the best round (`descant.core.scoring`): what is
 needed to know how far other rows might have said something else.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from descant.core import measures
-from descant.core.files import write_atomic
+from descant.comparison import finished
+from descant.comparison.finished import FACTS, POOLED, Columns, Single
+from descant.core import scoring
 from descant.core.import_object import imported
-from descant.core.measures import METRICS, Metric
+from descant.core.metric import METRICS, Metric, of_classifier
 from descant.core.task import Batch, Task, inputs
 from descant.core.threads import one_thread
 from descant.core.tree import Tree, map_tree, nbytes, take
@@ -39,25 +37,13 @@ from descant.engine.divergence import Levels
 from descant.engine.evaluation import evaluated_clients
 from descant.engine.personal import STATES_AT_ONCE, Snapshot, personal_models
 from descant.engine.work import CPU
-from descant.errors import DescantError, UsageError
+from descant.errors import UsageError
 from descant.experiment.run import Run, Which
 from descant.models.module import ModuleTask
 
-FILE = "figures.csv"
-ROWS = "rows.npz"  # beside it
-POOLED = -1  # in place of a client: the rows of all of them together
 ROUNDS: tuple[Which, ...] = ("best", "last")  # without validation data, the best is the last
-FACTS = ("which", "round", "model", "client", "name", "unseen", "n_test")  # the columns before the figures
 
-Columns: TypeAlias = dict[str, np.ndarray]  # `FACTS`, then one column of float64 for each figure
 OwnMetric: TypeAlias = Callable[[Tensor, Tensor], Any]  # (raw outputs [n, ...], targets [n, ...]) -> number
-
-
-class Single(NamedTuple):
-    """Of the clients' own models of the best round, what is known beyond their figures."""
-
-    rows: Columns  # "row" (its number in the federation), "client", and the influence on each figure
-    diverged: np.ndarray  # clients whose models have, by their test rows
 
 
 class Measured(NamedTuple):
@@ -154,8 +140,7 @@ class _Scale:
         self.task = task
         self.classes = task.classes if isinstance(task, ModuleTask) else None
         self.own = own
-        exact = () if self.classes is None else ("accuracy", "balanced_accuracy", "auroc", *(
-            ("sensitivity", "specificity") if self.classes == 2 else ()), "calibration_error")
+        exact = () if self.classes is None else of_classifier(self.classes)
         self.names = (*dict.fromkeys([*task.metric_names, *exact, *self.own]),)
         self._failed: dict[str, list[str]] = {}
 
@@ -168,18 +153,18 @@ class _Scale:
         """The figures `names` of some rows."""
         found = dict(zip(self.task.metric_names, self.task.figures(tally).double().tolist(), strict=True))
         if self.classes is not None:
-            found |= measures.classification(outputs.numpy(), y.numpy(), self.classes)
+            found |= scoring.classification(outputs.numpy(), y.numpy(), self.classes)
         found |= {name: self._by(name, outputs, y) for name in self.own}
         return [found[name] for name in self.names]
 
     def influences(self, outputs: Tensor, batch: Batch) -> dict[str, np.ndarray]:
         """How much each row moves those figures that say so."""
         losses = self.task.row_losses(outputs, batch).double().numpy()
-        found = {"loss": measures.mean_influence(losses)}
+        found = {"loss": scoring.mean_influence(losses)}
         if self.classes is not None:
-            found |= measures.classification_influences(outputs.numpy(), batch.y.numpy(), self.classes)
+            found |= scoring.classification_influences(outputs.numpy(), batch.y.numpy(), self.classes)
         elif "mse" in self.task.metric_names:
-            found |= measures.regression_influences(outputs.numpy(), batch.y.numpy())
+            found |= scoring.regression_influences(outputs.numpy(), batch.y.numpy())
         return found
 
     def _by(self, name: str, outputs: Tensor, y: Tensor) -> float:
@@ -338,98 +323,9 @@ def _columns(named: Sequence[tuple[Which, _Part]], names: Sequence[str], clients
     return facts | {name: values[:, k] for k, name in enumerate(names)}
 
 
-# -- the file -------------------------------------------------------------------------------------------
-
-
-def write(run: Run, path: Path, metrics: Sequence[str] | None = None) -> list[str]:
-    """Measure a run and write its figures down; what could not be measured is returned. `metrics` as in
-    `measure`."""
+def write(run: Run, directory: Path, metrics: Sequence[str] | None = None) -> list[str]:
+    """Measure a run and write its figures into its directory; returns what could not be measured. `metrics`
+    as in `measure`."""
     columns, single, notes = measure(run, metrics)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    facts = [(columns[name].astype(int) if name == "unseen" else columns[name]).tolist() for name in FACTS]
-    figures = [["" if value != value else repr(value) for value in column.tolist()]
-               for name, column in columns.items() if name not in FACTS]
-    writer.writerows(zip(*facts, *figures, strict=True))
-    packed = io.BytesIO()
-    number = np.array(columns["round"][0])  # the best round, which comes first
-    np.savez_compressed(packed, format=np.array(1), round=number, diverged=single.diverged,
-                        **single.rows)  # type: ignore[arg-type]
-    try:
-        write_atomic(path.with_name(ROWS), packed.getvalue())
-        write_atomic(path, text.getvalue().encode())
-    except OSError as error:
-        raise DescantError(f"cannot write {path}: {error.strerror or error}") from None
+    finished.write(directory, columns, single)
     return notes
-
-
-def read_rows(path: Path, best: int) -> Single | None:
-    """What was written beside the figures in the file `path`, of the best round; None if nothing was, as by
-    older versions, or if it is of another round."""
-    try:
-        with np.load(path.with_name(ROWS), allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DescantError(f"{path.with_name(ROWS)} is damaged ({error}): remove it, and it is measured "
-                           "again from the run's checkpoint") from None
-    if found.pop("format", None) != 1 or found.pop("round", None) != best or "diverged" not in found:
-        return None
-    diverged = found.pop("diverged")
-    return Single(found, diverged)
-
-
-def read(path: Path) -> Columns:
-    """The figures that `write` wrote."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if not text.endswith("\n"):
-            raise ValueError("its last line is not whole")
-        header, *rows = csv.reader(io.StringIO(text), strict=True)
-        if tuple(header[: len(FACTS)]) != FACTS or len({*header}) < len(header):
-            raise ValueError("its columns are not those of figures")
-        if not rows or any(len(row) != len(header) for row in rows):
-            raise ValueError("some rows are not whole")
-        columns = {name: _parsed(name, cells) for name, cells in
-                   zip(header, zip(*rows, strict=True), strict=True)}
-        _check(columns)
-    except OSError as error:
-        raise DescantError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, csv.Error) as error:
-        raise DescantError(f"{path} is damaged ({error}): remove it, and it is measured again from the run's "
-                           "checkpoint") from None
-    return columns
-
-
-def _parsed(name: str, cells: Sequence[str]) -> np.ndarray:
-    if name in ("which", "model", "name"):
-        return np.array(cells)
-    if name == "unseen":
-        return np.array([int(cell) for cell in cells]) > 0
-    if name in FACTS:
-        return np.array([int(cell) for cell in cells])
-    return np.array([float(cell or "nan") for cell in cells])
-
-
-def _check(columns: Columns) -> None:
-    """The rows of the best round are followed by the same of the last."""
-    which, half = columns["which"], len(columns["which"]) // 2
-    is_whole = (which[:half] == "best").all() and (which[half:] == "last").all() and len(which) == 2 * half
-    if not is_whole or any((columns[name][:half] != columns[name][half:]).any()
-                           for name in ("model", "client", "name", "unseen")):
-        raise ValueError("some rows are missing")
-
-
-def is_current(path: Path, rounds: int, metrics: Sequence[str] | None, *, rows: bool = False) -> bool:
-    """Whether the figures of a run of so many rounds are there, whole, and with these of the user's own; and
-    those of each row, if they are wanted."""
-    try:
-        columns = read(path)
-        if rows and read_rows(path, int(columns["round"][0])) is None:
-            return False
-    except DescantError:
-        return False  # they can be measured again
-    wanted = {place.partition(":")[2] for place in metrics or ()}
-    return bool(columns["round"][-1] == rounds) and wanted <= columns.keys()

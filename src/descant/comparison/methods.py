@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -140,26 +139,18 @@ def _set(table: dict[str, Any], field: str, value: Any) -> None:
     if isinstance(value, list):
         table["grid"] = {**table.get("grid", {}), field: value}
         return
-    *way, last = field.split(".")
-    for key in way:
-        inner = table.get(key, {})
-        table[key] = dict(inner) if isinstance(inner, Mapping) else {}
-        table = table[key]
-    table[last] = value
+    fields.table_of(table, field)[field.rpartition(".")[2]] = value
 
 
 def _value(text: str) -> Any:
-    """As TOML has it; what is not TOML is text."""
-    try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        if text.strip().startswith(("[", "{")):  # a list of names without quotes
-            quoted = re.sub(r"(?<=[\[,])\s*([A-Za-z_]\w*)\s*(?=[\],])", r'"\1"', text.strip())
-            try:
-                return tomllib.loads(f"value = {quoted}")["value"]
-            except tomllib.TOMLDecodeError:
-                raise UsageError(f"--algorithms: {text!r} is neither a value nor a list of them") from None
-        return text.strip()
+    """As TOML has it, or a list of names without quotes."""
+    value = fields.written(text)
+    if not isinstance(value, str) or not text.strip().startswith(("[", "{")):
+        return value
+    value = fields.written(re.sub(r"(?<=[\[,])\s*([A-Za-z_]\w*)\s*(?=[\],])", r'"\1"', text.strip()))
+    if isinstance(value, str):
+        raise UsageError(f"--algorithms: {text!r} is neither a value nor a list of values")
+    return value
 
 
 # -- from tables to contenders -------------------------------------------------------------------------
@@ -169,7 +160,7 @@ def _expand(table: dict[str, Any], where: str) -> Iterator[Contender]:
     """The contender of a table, or those of its grid."""
     grid, label = table.pop("grid", None), table.get("label")
     own = {key: value for key, value in table.items() if key not in ("name", "label", "preset")}
-    given = frozenset(_dotted(own))
+    given = frozenset(fields.dotted(own))
     method = parse_algorithm(table, where)
     if label is not None and (not isinstance(label, str) or not label.strip()):
         raise UsageError(f"{where}.label must be a name, not {label!r}")
@@ -186,14 +177,6 @@ def _expand(table: dict[str, Any], where: str) -> Iterator[Contender]:
         name = f"{label or method.name} {_settings(place)}"
         yield Contender(name, parse_algorithm(member, where), given | grid.keys(),
                         Place(label or method.name, place), preset=member.get("preset"))
-
-
-def _dotted(table: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from (f"{key}.{inner}" for inner in _dotted(value))
-        else:
-            yield key
 
 
 def _told_apart(found: list[Contender]) -> list[Contender]:
@@ -219,11 +202,8 @@ def check_label(label: str) -> None:
 
 def _with_settings(contender: Contender) -> str:
     changed: dict[str, Any] = {} if contender.preset is None else {"preset": contender.preset}
-    for field in sorted(contender.given - {"preset"}):
-        value = fields.dump(contender.algorithm)
-        for key in field.split("."):
-            value = value[key]
-        changed[field] = value
+    table = fields.dump(contender.algorithm)
+    changed |= {field: fields.value_of(table, field) for field in sorted(contender.given - {"preset"})}
     return f"{contender.label} {_settings(changed)}" if changed else contender.label
 
 

@@ -1,4 +1,4 @@
-"""Everything that the report shows, as one plain value."""
+"""Everything that the report shows, as one plain value (room: view)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import tomli_w
 
 from descant.comparison import conclusions as words
-from descant.comparison import tune
+from descant.comparison import trials
 from descant.comparison.plan import Method, Plan, Planned, read
-from descant.comparison.results import Results, mean_over_seeds
+from descant.comparison.results import Results
 from descant.comparison.results import read as read_results
+from descant.comparison.rows import mean_over_seeds
 from descant.core import fields
 from descant.core.files import locked
 from descant.core.plain import plain
@@ -41,9 +42,10 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
         "notes": words.notes(results),
         "metric": results.metric,
         "lower_is_better": results.lower_is_better,
+        "confidence": words.confidence(results),
         "columns": [column._asdict() for column in shown],
         "metric_why": words.metric_why(results),
-        "population_words": f"It speaks of {words.population(results)}." if results.people else None,
+        "population_words": f"The answer applies to {words.population(results)}." if results.people else None,
         "table": [{"label": row.label, "best": row.label in results.compared[:1], "cells": {
             column.key: {"text": cell(column.key, value, results.metric)} | _ends(value)
             for column in shown for value in [row.figures.get(column.key)]}} for row in results.rows],
@@ -59,10 +61,10 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
         "grids": _grids(results),
         "clusters": _clusters(plan),
         "federation": _federation(out),
-        "tuning": {label: record for label in plan.methods if (record := tune.read(plan.record(label)))},
+        "tuning": {label: record for label in plan.methods if (record := trials.read(plan.record(label)))},
         "versions": plan.versions,
         "commands": plan.commands,
-        "experiment": tomli_w.dumps({name: table for name, table in plan.experiment.items()
+        "experiment": tomli_w.dumps({name: table for name, table in plan.experiment.dump().items()
                                      if name != "algorithm"}),
     }
     found: dict[str, Any] = plain(data)
@@ -70,7 +72,7 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
 
 
 def _title(plan: Plan) -> str:
-    data, model = plan.experiment["data"], plan.experiment["model"]
+    data, model = plan.experiment.data.dump(), plan.experiment.model.dump()
     return (f"{Path(str(data['dataset'])).name}, {model['name']}: {times(len(plan.methods), 'method')}, "
             f"{times(len(plan.seeds), 'seed')}")
 
@@ -104,7 +106,7 @@ def _is_held(place: Path) -> bool:
 
 def _method(method: Method) -> dict[str, Any]:
     settings = {key: value for key, value in fields.dump(method.algorithm).items() if key != "name"}
-    return {"label": method.label, "name": method.asked["name"], "settings": settings,
+    return {"label": method.label, "name": method.asked.name, "settings": settings,
             "rounds": method.rounds, "added": method.added, "tuned": method.tuned}
 
 
@@ -112,8 +114,8 @@ def _method(method: Method) -> dict[str, Any]:
 
 
 def _curves(plan: Plan, results: Results) -> tuple[str, dict[str, Any]]:
-    """The test figures of each method at its evaluated rounds, also of runs that are still going on: of the
-    metric that decides, or of the loss where the rounds do not record that metric."""
+    """The test figures of each method at its evaluated rounds, also of unfinished runs: of the metric that
+    decides, or of the loss where the rounds do not record that metric."""
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for run in plan.runs():
         if rows := layout.read_metrics(run.place):

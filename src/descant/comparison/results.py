@@ -1,9 +1,9 @@
-"""What a comparison came to, from the files of its runs: the table, the differences, the answer in words.
+"""The results of a comparison, from the files of its runs: rows, differences, verdicts.
 
-Figures are those of the validation-best round, the models that one would take home (`_last`: of the last
-round). A figure of a method in one repetition is the mean over the clients; then there is a mean over the
-repetitions with a 95 % interval, which speaks of the plan's population. Of a grid, all members are in the
-table, and the one that is best on validation data is compared with the other methods.
+Figures are those of the validation-best round (`_last`: of the last round). The figure of a method in one
+repetition is the mean over the clients; over the repetitions there is a mean with a 95 % interval, which
+covers the plan's population. All members of a grid are in the table; the one that is best on validation data
+is compared with the other methods.
 
 Three kinds of methods get no verdict: those that diverged in any repetition, those that were still improving
 when their training ended and are behind, and, with one repetition, all.
@@ -11,46 +11,33 @@ when their training ended and are behind, and, with one repetition, all.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from descant.algorithms import LocalTrain
-from descant.comparison import measure as figures
-from descant.comparison import progress, statistics
-from descant.comparison.finished import Finished
+from descant.comparison import convergence, statistics
+from descant.comparison.finished import FACTS, Finished
 from descant.comparison.finished import read as read_run
 from descant.comparison.plan import Plan, Population
-from descant.comparison.sample import analyse, gain_over, is_ratio, level_of, oriented, sample_of
-from descant.comparison.statistics import ROUNDING, Analysis, Interval, Pair, interval
-from descant.core.files import write_atomic
-from descant.core.units import is_share
+from descant.comparison.rows import Row, by_client, row_of
+from descant.comparison.sample import analyse, level_of, oriented, sample_of
+from descant.comparison.statistics import ROUNDING, Analysis, Interval, Pair
+from descant.core.files import write_csv
+from descant.core.metric import is_share, title
 from descant.errors import unknown
 from descant.experiment import directory as layout
 
-WORST = 10  # a decile
 FIRST = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen",
          "bytes_per_client", "grad_steps", "seconds")  # of the columns of results.csv
 NONE = (float("-inf"),)  # the validation figures of a run without validation data
-WORTH = 0.01  # a smaller difference of shares is none that matters, nor is 1 % of a loss
+WORTH = 0.01  # a smaller difference of shares does not matter, nor does 1 % of a loss
 ALTERNATIVES = ("accuracy", "balanced_accuracy", "auroc")  # what else one could have decided by
 
 Verdict: TypeAlias = Literal["better", "no difference found", "equivalent", "withheld", "diverged"]
-
-
-class Row(NamedTuple):
-    """A method in the table."""
-
-    label: str
-    rounds: int
-    seeds: int
-    figures: dict[str, Interval]  # "personal", "global", "worst_decile", "gain", "grad_steps", ...
-    beside_alone: int  # clients of which it is known whether they are better off than alone
 
 
 class Difference(NamedTuple):
@@ -58,8 +45,8 @@ class Difference(NamedTuple):
 
     label: str
     against: str
-    mean: float  # less than zero where the other has the better figure, and has failed more clients
-    low: float | None  # the simultaneous interval, which leaves out zero exactly if p is below the level
+    mean: float  # below zero where the other has the better figure, but has failed more clients
+    low: float | None  # the simultaneous interval, which excludes zero exactly if p is below the level
     high: float | None
     p: float | None  # two-sided, corrected over all pairs; None with one repetition
     verdict: Verdict
@@ -70,7 +57,7 @@ class Difference(NamedTuple):
 
 
 class Other(NamedTuple):
-    """What another metric would say."""
+    """The winner by another metric."""
 
     metric: str
     best: str
@@ -83,14 +70,6 @@ class Share(NamedTuple):
 
     some: int
     of: int
-
-
-class Outlook(NamedTuple):
-    """Whether more repetitions are worth their time."""
-
-    decided: bool
-    more: int | None  # repetitions that would probably settle what can be settled; None: none can
-    why: str
 
 
 class Results(NamedTuple):
@@ -126,8 +105,8 @@ class Results(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """A difference that is too small to matter; zero where nobody can know."""
-        return WORTH if is_share(self.metric) or is_ratio(self.metric, self.plan) else 0.0
+        """A difference that is too small to matter; zero where that is unknown."""
+        return WORTH if is_share(self.metric) or self.plan.is_ratio(self.metric) else 0.0
 
     @property
     def population(self) -> Population:
@@ -135,9 +114,13 @@ class Results(NamedTuple):
 
 
 def read(plan: Plan, metric: str | None = None) -> Results:
-    """The results so far. `metric` is what decides; without it the plan's, accuracy, or the loss."""
+    """The results so far. `metric` decides; without it the plan's."""
     finished = [found for run in plan.runs() if (found := read_run(run)) is not None]
-    metric, lower = _metric(plan, finished, metric or plan.metric)
+    metric = metric or plan.metric
+    known = [name for run in finished for name in run.columns if name not in FACTS] or [*plan.metrics]
+    if metric not in known:
+        raise unknown("metric", metric, dict.fromkeys(known))
+    lower = plan.lower_is_better(metric)
     of = {label: [run for run in finished if run.label == label] for label in plan.methods}
     of = {label: found for label, found in of.items() if found}
     chosen = _chosen(plan, of)
@@ -151,10 +134,10 @@ def read(plan: Plan, metric: str | None = None) -> Results:
             for label in labels if seeds}
     sample = sample_of([[run for run in of[label] if run.seed in seeds] for label in labels], metric)
     everyone = 1 + max((int(run.columns["client"].max()) for run in finished), default=-1)
-    clients = {label: _by_client([run.values(metric) for run in found
-                                  if run.seed in seeds or label in left_out], everyone)
+    clients = {label: by_client([run.values(metric) for run in found
+                                 if run.seed in seeds or label in left_out], everyone)
                for label, found in of.items()}
-    rows = [_row(found, metric, plan, [] if reference is None else of[reference]) for found in of.values()]
+    rows = [row_of(found, metric, plan, [] if reference is None else of[reference]) for found in of.values()]
     unfinished = {label: share for label, found in of.items()
                   if (share := _still_improving(found, metric, lower)) is not None}
     compared: list[str] = []
@@ -199,15 +182,15 @@ def _differences(found: Results) -> list[Difference]:
     if found.analysis is None or found.level is None:
         return []
     best, sign, rows = found.compared[0], -1.0 if found.lower_is_better else 1.0, []
-    by_ratio = is_ratio(found.metric, found.plan)
+    by_ratio = found.plan.is_ratio(found.metric)
     for k, other in enumerate(found.compared[1:], 1):
         pair = found.analysis.beside(0, k)
         # of a ratio, what it means for the level of the best
-        ends = [None if end is None else found.level.mean * math.expm1(end) if by_ratio else end
-                for end in (pair.mean, pair.low, pair.high)]
+        mean, low, high = (None if end is None else found.level.mean * math.expm1(end) if by_ratio else end
+                           for end in (pair.mean, pair.low, pair.high))
         gains = sign * (found.clients[best] - found.clients[other])
         rows.append(Difference(
-            best, other, float("nan") if ends[0] is None else ends[0], ends[1], ends[2], pair.p,
+            best, other, float("nan") if mean is None else mean, low, high, pair.p,
             _verdict(found, other, pair), pair if by_ratio else None,
             statistics.wilcoxon(found.clients[best], found.clients[other]),
             int((gains > ROUNDING).sum()), int((gains < -ROUNDING).sum())))
@@ -242,72 +225,20 @@ def _others(found: Results, of: Mapping[str, Sequence[Finished]], seeds: Sequenc
     return others
 
 
-def outlook(results: Results) -> Outlook:
-    """Whether all of the best method's differences are settled: significant, or too small to matter; and how
-    many more repetitions would settle the rest."""
-    if results.analysis is None:
-        return Outlook(True, None, "there are no two methods to compare")
-    if results.repetitions < 2:
-        return Outlook(False, 4, "one repetition says nothing about another")
-    needed = still_needed(results)
-    if not needed:
-        return Outlook(True, None, "every difference is significant, or too small to matter")
-    known = [more for more in needed.values() if more is not None]
-    return Outlook(False, max(known), f"no significant difference from {', '.join(needed)} so far"
-                   ) if known else Outlook(False, None, hopeless(results))
-
-
-def still_needed(results: Results) -> dict[str, int | None]:
-    """Of the methods from which the best one does not differ so far, how many more repetitions would probably
-    settle that; None where no number of them would."""
-    analysis, found = results.analysis, {}
-    for k, gap in enumerate(results.differences, 1):
-        if analysis is not None and gap.verdict == "no difference found":
-            count = statistics.needed(analysis.beside(0, k), analysis, results.worth)
-            found[gap.against] = None if count is None else count - results.repetitions
-    return found
-
-
-def hopeless(results: Results) -> str:
-    """Why more repetitions would not settle some differences."""
-    assert results.analysis is not None
-    pairs = [results.analysis.beside(0, k) for k, gap in enumerate(results.differences, 1)
-             if gap.verdict == "no difference found"]
-    if any(pair.lasting > pair.repetition / statistics.MOST_REPETITIONS for pair in pairs):
-        return "there are too few clients" if results.population == "new clients" else (
-            "there are too few test rows")
-    return f"it would take more than {statistics.MOST_REPETITIONS} repetitions"
-
-
-def seconds(results: Results) -> float:
-    """What training takes in one repetition of all methods, one run after another."""
-    return sum(row.figures["seconds"].mean for row in results.rows)
-
-
 def _still_improving(found: Sequence[Finished], metric: str, lower: bool) -> Share | None:
     """In how many repetitions a method was still improving when its training ended; None if it was not."""
-    gains = [progress.last_gain(layout.read_metrics(run.place), metric, lower=lower) for run in found
+    gains = [convergence.last_gain(layout.read_metrics(run.place), metric, lower=lower) for run in found
              if run.summary.get("stopped") != "converged"]
-    count = progress.still_improving(gains)
+    count = convergence.still_improving(gains)
     return None if count is None else Share(count, len(found))
 
 
-# -- the runs --------------------------------------------------------------------------------------------
-
-
-def _metric(plan: Plan, finished: Sequence[Finished], wanted: str | None) -> tuple[str, bool]:
-    """The metric that decides, and whether less of it is better."""
-    known = [name for run in finished for name in run.columns if name not in figures.FACTS]
-    if wanted is None:
-        wanted = next((name for name in ("accuracy", "loss") if name in known), "accuracy")
-    elif wanted not in (known or plan.metrics):
-        raise unknown("metric", wanted, dict.fromkeys(known or plan.metrics))
-    return wanted, wanted in plan.metrics and plan.metrics[wanted].lower_is_better
+# -- what is compared --------------------------------------------------------------------------------------
 
 
 def _chosen(plan: Plan, of: Mapping[str, Sequence[Finished]]) -> dict[str, str]:
     """Of each grid, the member that is best on validation data, by the rule that selects rounds: as few lost
-    clients as possible, then accuracy, then loss. Over the seeds that all members have, if there are any."""
+    clients as possible, then the metric, then the loss. Over the seeds that all members have, if any."""
     families: dict[str, list[str]] = {}
     for label, method in plan.methods.items():
         if method.grid is not None and label in of:
@@ -323,7 +254,7 @@ def _chosen(plan: Plan, of: Mapping[str, Sequence[Finished]]) -> dict[str, str]:
 
 
 def _validation(summaries: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """The validation figures of the selected rounds, mean over the seeds; nothing is worse than none."""
+    """The validation figures of the selected rounds, mean over the seeds."""
     keys: list[list[float]] = [summary.get("selected_by") or [] for summary in summaries]
     if not all(keys) or len({len(key) for key in keys}) > 1:
         return NONE
@@ -338,15 +269,15 @@ def _is_beaten(plan: Plan, label: str, chosen: Mapping[str, str]) -> bool:
 
 def _compared(plan: Plan, of: Mapping[str, Sequence[Finished]], chosen: Mapping[str, str], metric: str,
               diverged: Mapping[str, Share]) -> tuple[list[int], dict[str, str]]:
-    """The seeds that methods are compared over, all the same ones; and which methods are left out, and why. A
-    method that has few of the seeds would leave few for all: it is left out until it has more."""
-    left_out = {label: "another of its grid is better on validation data" for label in of
+    """The seeds that methods are compared over, the same for all; and which methods are left out, and why. A
+    method with few of the seeds would leave few for all: it is left out until it has more."""
+    left_out = {label: "another member of its grid is better on validation data" for label in of
                 if _is_beaten(plan, label, chosen)}
     left_out |= {label: f"it diverged in {share.some} of {share.of} repetitions"
                  for label, share in diverged.items() if label not in left_out}
-    name = metric.replace("_", " ")
-    left_out |= {label: f"no client has a finite {name}" if all(metric in run.columns for run in found) else
-                 f"its {name} has not been measured yet" for label, found in of.items()
+    left_out |= {label: f"no client has a finite {title(metric)}" if all(
+                     metric in run.columns for run in found) else f"its {title(metric)} is not measured yet"
+                 for label, found in of.items()
                  if label not in left_out and not all(run.values(metric) for run in found)}
     seeds = {label: {run.seed for run in found} for label, found in of.items() if label not in left_out}
     while seeds:
@@ -359,139 +290,38 @@ def _compared(plan: Plan, of: Mapping[str, Sequence[Finished]], chosen: Mapping[
     return [], left_out
 
 
-def _mean(values: Mapping[int, float]) -> float:
-    return float(np.mean(list(values.values()))) if values else float("nan")
-
-
-def _by_client(seeds: Sequence[Mapping[int, float]], everyone: int) -> np.ndarray:
-    """The mean over the seeds of each client's figure; NaN for a client that was not evaluated."""
-    table = np.full((len(seeds), everyone), np.nan)
-    for row, values in zip(table, seeds, strict=True):
-        row[list(values)] = list(values.values())
-    return mean_over_seeds(table)
-
-
-def mean_over_seeds(table: np.ndarray) -> np.ndarray:
-    """The mean of each column over what is known; NaN where nothing is."""
-    known = np.isfinite(table)
-    total, count = np.where(known, table, 0.0).sum(0), known.sum(0)
-    mean: np.ndarray = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return mean
-
-
-def _row(found: Sequence[Finished], metric: str, plan: Plan, alone: Sequence[Finished]) -> Row:
-    cells: dict[str, list[float]] = {}
-    shares: set[str] = set()  # keys of figures between 0 and 1
-    lower = metric in plan.metrics and plan.metrics[metric].lower_is_better
-
-    def note(key: str, value: float, name: str = "") -> None:
-        cells.setdefault(key, []).append(value)
-        if is_share(name):
-            shares.add(key)
-
-    names = dict.fromkeys(name for run in found for name in run.columns if name not in figures.FACTS)
-    for run in found:
-        for model in ("personal", "global"):
-            for name in names:
-                of = model if name == metric else f"{model}_{name}"
-                for which, suffix in (("best", ""), ("last", "_last")):
-                    if values := run.values(name, which, model):
-                        note(f"{of}{suffix}", _mean(values), name)
-                if name in run.columns and np.isfinite(pooled := run.pooled(name, model)):
-                    note(f"{of}_pooled", pooled, name)
-            for which, suffix in (("best", ""), ("last", "_last")):
-                error = ((run.summary[which] or run.summary["last"]).get(model) or {}).get("truth_error")
-                if error is not None:
-                    note(f"{model}_truth_error{suffix}", error)
-        note("worst_decile", _worst(run.values(metric), lower), metric)
-        if unseen := run.values(metric, unseen=True):
-            note("unseen", _mean(unseen), metric)
-        costs = run.summary
-        note("bytes_per_client", (costs["bytes_down"] + costs["bytes_up"]) / costs["clients"])
-        note("grad_steps", costs["grad_steps"])
-        note("seconds", costs["seconds"])
-    row = {"personal": interval([])} | {
-        key: interval(values).within(0.0, 1.0) if key in shares else interval(values)
-        for key, values in cells.items()}
-    for name in names:  # of these it is known what else might have been drawn
-        if (sample := sample_of([found], name)) is not None:
-            row["personal" if name == metric else f"personal_{name}"] = level_of(sample, name, plan)
-    beside_alone = 0
-    if alone:
-        both = {run.seed for run in found} & {run.seed for run in alone}
-        pairs = [[run for run in each if run.seed in both] for each in (found, alone)]
-        row["gain"] = gain_over(pairs, metric, plan)
-        gains = [gain for run in found for other in alone
-                 if run.seed == other.seed and (gain := _gains(run, other, metric, lower))]
-        if gains:
-            mean = _by_client(gains, 1 + max(max(gain) for gain in gains))
-            known = mean[np.isfinite(mean)]
-            beside_alone = len(known)
-            row["worse_off"] = Interval(float((known < -ROUNDING).mean()), None, None, len(gains))
-    return Row(found[0].label, found[0].rounds, len(found), row, beside_alone)
-
-
-def _gains(run: Finished, alone: Finished, metric: str, lower: bool) -> dict[int, float]:
-    """By how much each client is better off than alone; less than zero: worse off."""
-    own, other = run.values(metric), alone.values(metric)
-    sign = -1.0 if lower else 1.0
-    return {client: sign * (own[client] - other[client]) for client in own if client in other}
-
-
-def _worst(values: Mapping[int, float], lower: bool) -> float:
-    ordered = sorted(values.values(), reverse=lower)
-    return float(np.mean(ordered[: -(-len(ordered) // WORST)])) if ordered else float("nan")
-
-
-# -- files ---------------------------------------------------------------------------------------------
-
-
-def write_csv(results: Results, path: Path) -> None:
-    """One row for each method, best first: every figure with the ends of its interval. Beside it, in
-    `differences.csv`, all pairs of methods."""
-    there = dict.fromkeys(key for row in results.rows for key in row.figures)
-    keys = [*(key for key in FIRST if key in there), *(key for key in there if key not in FIRST)]
-    nobody = Share(0, 0)
-    table = [["method", "algorithm", "seeds", "rounds", "metric",
-              *(f"{key}{end}" for key in keys for end in ("", "_low", "_high")),
-              "diverged", "still_improving"]]
-    for row in results.rows:
-        cells = [cell for key in keys for cell in _ends(row.figures.get(key))]
-        name = results.plan.methods[row.label].asked["name"]
-        table.append([row.label, name, str(row.seeds), str(row.rounds), results.metric, *cells,
-                      str(results.diverged.get(row.label, nobody).some),
-                      str(results.unfinished.get(row.label, nobody).some)])
-    _write(table, path)
-    _write(_pairs(results), path.with_name("differences.csv"))
-
-
-def _pairs(results: Results) -> list[list[str]]:
-    """All pairs, the better one first; a ratio of losses as its logarithm."""
-    table = [["method", "against", "metric", "population", "scale", "repetitions",
-              "mean", "low", "high", "p"]]
-    scale = "log ratio" if is_ratio(results.metric, results.plan) else "difference"
-    pairs = {} if results.analysis is None else results.analysis.pairs
-    for (a, b), pair in pairs.items():
-        ends = [*pair[:3], pair.p]
-        table.append([results.compared[a], results.compared[b], results.metric, results.population, scale,
-                      str(results.repetitions), *("" if end is None else repr(end) for end in ends)])
-    return table
-
-
-def _write(table: Sequence[Sequence[str]], path: Path) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(table)
-    write_atomic(path, text.getvalue().encode())
-
-
-def _ends(value: Interval | None) -> Iterator[str]:
-    for end in (None, None, None) if value is None else value[:3]:
-        yield "" if end is None or not np.isfinite(end) else repr(float(end))
-
-
 def missing_seeds(results: Results) -> dict[str, list[int]]:
     """The seeds that a method does not have yet, or has failed with."""
     have = {label: {run.seed for run in results.finished if run.label == label}
             for label in results.plan.methods}
     return {label: gone for label, seeds in have.items()
             if (gone := [seed for seed in results.plan.seeds if seed not in seeds])}
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def write(results: Results, path: Path) -> None:
+    """One row for each method, best first: every figure with the ends of its interval. Beside it, in
+    `differences.csv`, all pairs of methods, the better one first; a ratio of losses as its logarithm."""
+    there = dict.fromkeys(key for row in results.rows for key in row.figures)
+    keys = [*(key for key in FIRST if key in there), *(key for key in there if key not in FIRST)]
+    nobody = Share(0, 0)
+    write_csv(path, [
+        ["method", "algorithm", "seeds", "rounds", "metric",
+         *(f"{key}{end}" for key in keys for end in ("", "_low", "_high")), "diverged", "still_improving"],
+        *([row.label, results.plan.methods[row.label].asked.name, row.seeds, row.rounds, results.metric,
+           *(_cell(end) for key in keys for end in (row.figures.get(key) or (None, None, None))[:3]),
+           results.diverged.get(row.label, nobody).some, results.unfinished.get(row.label, nobody).some]
+          for row in results.rows)])
+    scale = "log ratio" if results.plan.is_ratio(results.metric) else "difference"
+    pairs = {} if results.analysis is None else results.analysis.pairs
+    write_csv(path.with_name("differences.csv"), [
+        ["method", "against", "metric", "population", "scale", "repetitions", "mean", "low", "high", "p"],
+        *([results.compared[a], results.compared[b], results.metric, results.population, scale,
+           results.repetitions, *("" if end is None else repr(end) for end in (*pair[:3], pair.p))]
+          for (a, b), pair in pairs.items())])
+
+
+def _cell(end: float | None) -> str:
+    return "" if end is None or not np.isfinite(end) else repr(float(end))

@@ -12,7 +12,7 @@ from descant.comparison import statistics
 from descant.comparison.finished import Finished
 from descant.comparison.plan import Plan, Population
 from descant.comparison.statistics import Analysis, Interval, Units, interval
-from descant.core.units import is_share
+from descant.core.metric import is_share
 
 
 class Sample(NamedTuple):
@@ -77,19 +77,14 @@ def _units(runs: Sequence[Sequence[Finished]], metric: str, clients: np.ndarray)
     return Units(influence, int((owners >= 0).sum()) - len({*owners[owners >= 0].tolist()}))
 
 
-def is_ratio(metric: str, plan: Plan) -> bool:
-    """Whether methods are compared by the ratio of their figures: losses, which have no upper end."""
-    return metric in plan.metrics and plan.metrics[metric].lower_is_better and not is_share(metric)
-
-
 def oriented(sample: Sample, metric: str, plan: Plan, population: Population | None
-              ) -> tuple[np.ndarray, Units | None]:
+             ) -> tuple[np.ndarray, Units | None]:
     """Scores of which more is better, and their units, on the scale on which methods are compared."""
     scores = sample.scores
     units = None if population is None else sample.units(population)
-    if is_ratio(metric, plan) and (scores > 0).all():
+    if plan.is_ratio(metric) and (scores > 0).all():
         scores, units = statistics.logarithms(scores, units)
-    if metric in plan.metrics and plan.metrics[metric].lower_is_better:
+    if plan.lower_is_better(metric):
         scores, units = -scores, None if units is None else units._replace(influence=-units.influence)
     return scores, units
 
@@ -102,7 +97,7 @@ def analyse(sample: Sample, metric: str, plan: Plan, population: Population) -> 
 def level_of(sample: Sample, metric: str, plan: Plan) -> Interval:
     """The figure of one method, with an interval of possible values."""
     found = statistics.level(sample.scores[:, 0], sample.units(plan.population))
-    least = 0.0 if is_share(metric) or is_ratio(metric, plan) else -math.inf
+    least = 0.0 if is_share(metric) or plan.is_ratio(metric) else -math.inf
     return found.within(least, 1.0 if is_share(metric) else math.inf)
 
 
@@ -111,7 +106,7 @@ def gain_over(both: Sequence[Sequence[Finished]], metric: str, plan: Plan) -> In
     sample = sample_of(both, metric)
     if sample is None:
         return interval([])
-    sign = np.array([1.0, -1.0]) * (-1.0 if plan.metrics[metric].lower_is_better else 1.0)
+    sign = np.array([1.0, -1.0]) * (-1.0 if plan.lower_is_better(metric) else 1.0)
     units = sample.units(plan.population)
     if units is not None:
         units = units._replace(influence=(units.influence @ sign)[..., None])

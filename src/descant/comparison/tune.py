@@ -1,45 +1,36 @@
 """Hyper-parameters by validation: the declared ranges of a method's fields, searched by Optuna.
 
-Every method gets the same number of trials, and every trial the same number of gradient steps, so that no
-method wins by having been tuned longer. A trial is an ordinary run in memory; what it is judged by is the
-validation figure by which a run selects its best round, and never a test row. Trial 0 is the method as it
-stands; a trial that falls behind the others is stopped on the way; one that diverges counts as the worst.
+Every method gets the same number of trials, and every trial the same number of gradient steps. A trial is an
+ordinary run in memory, judged by the validation figure that selects a run's best round, never by test rows.
+Trial 0 is the method with its own settings; a trial that falls behind is stopped; one that diverges counts as
+the worst. If the first trials all diverge, the search goes down to the smallest step sizes of its ranges,
+then ten times below, and again, until something trains, and goes on in ranges that reach as far down.
 
-If the first trials all diverge, the search goes down: to the smallest step sizes of its ranges, and ten times
-below, and again, until something trains. From there it goes on in ranges that reach as far down. A method of
-which nothing trains is told as such.
-
-Only finished trials are written down, each in one line of Optuna's journal, and what is tried next depends
-on these and on the seed alone. So a search that was killed goes on as if nothing had happened, and more
-trials continue a finished one.
+Only finished trials are written, each in one line of Optuna's journal. The next trial depends on these and on
+the seed alone: a killed search continues as if nothing had happened, and a finished one can be extended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
-import io
-import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from descant.comparison import trials as records
 from descant.core import fields
 from descant.core.algorithm import Algorithm
-from descant.core.files import locked, write_atomic
-from descant.core.import_object import marked
-from descant.core.permit import NOTHING
+from descant.core.files import locked
+from descant.core.metric import LOWER
 from descant.core.random import stream
 from descant.core.ranges import Log, Range, Step, Whole
 from descant.engine.backends.choose import Measured
 from descant.engine.evaluation import evaluated_clients
-from descant.engine.selection import LOWER
 from descant.engine.settings import Train
-from descant.errors import DescantError, UsageError, unknown
+from descant.errors import DescantError, UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment, differences
 
@@ -48,19 +39,15 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-T = TypeVar("T")
-
 STARTUP = 5  # trials before later ones are made, and stopped, by what came of earlier ones
 WARM_UP = 1 / 3  # of a trial's rounds: it is not stopped earlier
 FIRST = 2  # trials that all fail before smaller steps are tried ...
 DESCENTS = 5  # ... so many times: at the low ends, and down to 10,000 times below
-LOST = 1e6  # what a client without a finite figure weighs: more than any figure of the others
 HOW = ("backend", "chunk", "workers")  # the fields of [train] that a run settles
-FIXED_COLUMNS = ("number", "state", "validation", "grad_steps", "rounds")  # of trials.csv; then the fields
 
 
 class Tuned(NamedTuple):
-    """What a search came to."""
+    """The result of a search."""
 
     algorithm: Algorithm
     values: dict[str, Any]  # of the searched fields
@@ -69,11 +56,11 @@ class Tuned(NamedTuple):
     pruned: int
     failed: int
     grad_steps: int  # of all trials together
-    note: str | None = None  # what people should know of the search
+    note: str | None = None
 
 
 class Nothing(NamedTuple):
-    """What a search came to in which nothing trained."""
+    """The result of a search in which nothing trained."""
 
     trials: int
     note: str
@@ -85,9 +72,9 @@ class Nothing(NamedTuple):
 def space(algorithm: Algorithm, fixed: Collection[str] = ()) -> dict[str, Range]:
     """Where each field is searched, by its name: `lam`, or `solver.lr` for a field of a part.
 
-    Left alone are the fields in `fixed` (`solver` fixes all of the solver's), those that are not a number
+    Not searched are the fields in `fixed` (`solver` fixes all of the solver's), those that are not a number
     now, those that are switched off by a 0, and those that may not be changed as the others stand. A range
-    is stretched to what the method has now.
+    is stretched to the present value.
     """
     found = {name: declared for name, declared in _declared(algorithm)
              if not any(name == kept or name.startswith(f"{kept}.") for kept in fixed)}
@@ -107,33 +94,10 @@ def _declared(part: Any, prefix: str = "") -> Iterator[tuple[str, Range]]:
 def _can_be_changed(algorithm: Algorithm, name: str, declared: Range) -> bool:
     try:
         for end in (declared.low, declared.high):
-            with_values(algorithm, {name: end})
+            fields.replaced(algorithm, {name: end})
     except UsageError:
         return False
     return True
-
-
-def with_values(part: T, values: Mapping[str, Any]) -> T:
-    """A method with other values of some fields, by names such as those of `space`."""
-    known = [field.name for field in dataclasses.fields(part)]  # type: ignore[arg-type]
-    own: dict[str, Any] = {}
-    inner: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        head, dot, rest = name.partition(".")
-        if head not in known or (dot and not dataclasses.is_dataclass(getattr(part, head))):
-            raise unknown("field", name, known)
-        if dot:
-            inner.setdefault(head, {})[rest] = value
-        else:
-            own[head] = marked(value, NOTHING)  # values lie in files, and no search finds code
-    own |= {head: with_values(getattr(part, head), rest) for head, rest in inner.items()}
-    return dataclasses.replace(part, **own)  # type: ignore[type-var]
-
-
-def _value_of(part: Any, name: str) -> Any:
-    for each in name.split("."):
-        part = getattr(part, each)
-    return part
 
 
 # -- the search ------------------------------------------------------------------------------------------
@@ -141,11 +105,9 @@ def _value_of(part: Any, name: str) -> Any:
 
 def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collection[str] = (),
            progress: Callable[[int], None] = lambda rounds: None) -> Tuned | Nothing:
-    """The method of an experiment with the values that did best in so many trials, written in `record`.
-
-    There are more trials only where none of so many has trained. What is there already is not done again.
-    `progress` is told how many rounds are done in all; those that a stopped trial is spared count as done.
-    """
+    """The method of an experiment with the best values of so many trials, written in `record`. There are
+    more trials only where none of so many has trained, and finished trials are not repeated. `progress` gets
+    the number of rounds done; the rounds that a stopped trial skips count as done."""
     optuna = _optuna()
     if trials < 1:
         raise UsageError(f"the number of trials must be at least 1, not {trials}")
@@ -157,10 +119,10 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
     setup = runs.Setup.of(experiment).decided()
     _require_validation(setup)
     rounds = setup.train.rounds
-    with _writing(record):
+    with records.writing(record):
         record.mkdir(parents=True, exist_ok=True)
     with locked(record), _quiet(optuna):
-        with _writing(record):
+        with records.writing(record):
             study = _opened(optuna, record, setup, ranges)
             done = study.get_trials(deepcopy=False)
             if _goes_on(done, trials, ranges):
@@ -168,19 +130,19 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
         while _goes_on(done, trials, ranges):
             found = _try(optuna, study, setup, ranges, _beyond(len(done) * rounds, progress))
             _require_equal_cost([*done, found], setup.algorithm, ranges)
-            with _writing(record):
+            with records.writing(record):
                 study.add_trial(found)
                 done = study.get_trials(deepcopy=False)
-                _write_trials(record, done, ranges)
+                records.write_trials(record, done, ranges)
             progress(len(done) * rounds)
-        # a longer search that is there already began as this one
+        # a longer search that was made before began as this one
         done = done[: max(trials, _failures(done) + 1)]
-        came_to = _concluded(setup, done, ranges)
-        with _writing(record):
-            _write_trials(record, done, ranges)
-            if isinstance(came_to, Best):
-                _write_best(record, came_to, setup, _reaching(done, ranges))
-    return came_to if isinstance(came_to, Nothing) else came_to.tuned
+        result = _concluded(setup, done, ranges)
+        with records.writing(record):
+            records.write_trials(record, done, ranges)
+            if isinstance(result, Best):
+                records.write_best(record, _described(result, setup, _reaching(done, ranges)))
+    return result if isinstance(result, Nothing) else result.tuned
 
 
 # -- going down ------------------------------------------------------------------------------------------
@@ -188,7 +150,7 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
 
 def _failures(done: Sequence[FrozenTrial]) -> int:
     """How many trials failed before one trained."""
-    return next((number for number, trial in enumerate(done) if _state(trial) != "failed"), len(done))
+    return next((number for number, trial in enumerate(done) if records.state(trial) != "failed"), len(done))
 
 
 def _goes_on(done: Sequence[FrozenTrial], trials: int, ranges: Mapping[str, Range]) -> bool:
@@ -209,16 +171,6 @@ def _reaching(done: Sequence[FrozenTrial], ranges: dict[str, Range]) -> dict[str
 
 def _beyond(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
     return lambda rounds: progress(before + rounds)
-
-
-@contextlib.contextmanager
-def _writing(record: Path) -> Iterator[None]:
-    """A full disk is told with what is safe."""
-    try:
-        yield
-    except OSError as error:
-        raise DescantError(f"cannot write the search in {record}: {error.strerror or error}; its finished "
-                           "trials are safe: mend that, and start it again") from None
 
 
 def _optuna() -> Any:
@@ -273,8 +225,8 @@ def _opened(optuna: Any, record: Path, setup: runs.Setup, ranges: dict[str, Rang
         study.set_user_attr("identity", identity)
     elif changed := differences(known, identity):
         first = changed[0].removeprefix("config.")
-        raise UsageError(f"{record} holds a search of something else ({first}): put it back, or choose "
-                         "another place")
+        raise UsageError(f"{record} holds another search ({first}): undo that change, or choose another "
+                         "directory")
     return study  # type: ignore[no-any-return]
 
 
@@ -308,7 +260,7 @@ class _Judge:
         if "personal" not in row:
             return
         self.key = self._run.best_key
-        if (figure := _figure(self.key)) is None:
+        if (figure := records.figure(self.key)) is None:
             return
         self.told[self.rounds] = figure
         self._trial.report(figure, self.rounds)
@@ -321,13 +273,6 @@ def _is_lost(key: Sequence[float] | None, setup: runs.Setup) -> bool:
     clients = evaluated_clients(setup.federation.population, setup.eval, setup.train.seed)
     judged = int((setup.federation.validation.sizes[clients] > 0).sum())
     return key is None or -2 * key[0] >= judged
-
-
-def _figure(key: Sequence[float] | None) -> float | None:
-    """One number for a key of `selection_key`, in the same order; None where no client has a figure."""
-    if key is None or len(key) < 2 or not math.isfinite(key[1]):
-        return None
-    return key[1] + LOST * key[0]
 
 
 def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, Range],
@@ -353,9 +298,9 @@ def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, 
         train = setup.train
         if how is not None and train.backend in ("auto", how["backend"]):
             train = dataclasses.replace(train, **how)
-        runs.start(dataclasses.replace(setup, algorithm=with_values(setup.algorithm, values), train=train),
-                   None, judge)
-        if _figure(judge.key) is None:
+        algorithm = fields.replaced(setup.algorithm, values)
+        runs.start(dataclasses.replace(setup, algorithm=algorithm, train=train), None, judge)
+        if records.figure(judge.key) is None:
             failure = "no client has a finite figure on its validation rows"
         elif _is_lost(judge.key, setup):
             failure = "the models of half of the clients or more diverge"
@@ -370,7 +315,7 @@ def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, 
     if failure is not None:  # as one that was stopped before it began: the sampler takes it for the worst
         state, judge.told = states.PRUNED, {}
         attributes["failure"] = failure
-    value = _figure(judge.key) if state == states.COMPLETE else None
+    value = records.figure(judge.key) if state == states.COMPLETE else None
     found: FrozenTrial = optuna.trial.create_trial(
         state=state, value=value, params=values, distributions=distributions, user_attrs=attributes,
         intermediate_values=judge.told)
@@ -398,7 +343,8 @@ def _asked(optuna: Any, done: list[FrozenTrial], setup: runs.Setup,
         state=trial.state, value=trial.value, params=trial.params, distributions=distributions,
         user_attrs=trial.user_attrs, intermediate_values=trial.intermediate_values) for trial in done])
     if not done or lowest:
-        scratch.enqueue_trial({name: _value_of(setup.algorithm, name) for name in distributions} | lowest)
+        now = {name: fields.value_of(setup.algorithm, name) for name in distributions}
+        scratch.enqueue_trial(now | lowest)
     return scratch.ask(distributions)  # type: ignore[no-any-return]
 
 
@@ -414,7 +360,7 @@ def _distribution(optuna: Any, declared: Range) -> BaseDistribution:
 def _require_equal_cost(trials: list[FrozenTrial], algorithm: Algorithm, ranges: dict[str, Range]) -> None:
     """Where the cost of a round follows from a searched field, the budgets would not be the same."""
     costs = {trial.user_attrs["grad_steps"] for trial in trials
-             if _state(trial) == "complete" and not trial.user_attrs["rejected"]}
+             if records.state(trial) == "complete" and not trial.user_attrs["rejected"]}
     if len(costs) > 1:
         raise UsageError(f"the trials of {algorithm.name} take from {min(costs)} to {max(costs)} gradient "
                          f"steps, since these depend on {' or '.join(ranges)} here: set what they depend on, "
@@ -432,68 +378,29 @@ class Best(NamedTuple):
 
 
 def _concluded(setup: runs.Setup, trials: list[FrozenTrial], ranges: dict[str, Range]) -> Best | Nothing:
-    states = [_state(trial) for trial in trials]
+    states = [records.state(trial) for trial in trials]
     complete = [number for number, state in enumerate(states) if state == "complete"]
     smallest = ", ".join(f"{name} = {min(trial.params[name] for trial in trials):.3g}"
                          for name in _steps(ranges))
     if not complete:
         down = f", down to {smallest}" if smallest else ""
-        return Nothing(len(trials), f"none of the {len(trials)} trials of its search has trained anything"
-                                    f"{down}: {trials[-1].user_attrs['failure']}; it runs as it stands")
+        return Nothing(len(trials), f"none of the {len(trials)} trials of its search trained{down}: "
+                                    f"{trials[-1].user_attrs['failure']}; it runs with its own settings")
     best = max(complete, key=lambda number: tuple(trials[number].user_attrs["key"]))
     values = dict(trials[best].params)
     widened = _reaching(trials, ranges) != ranges
     note = (f"the first {_failures(trials)} trials of its search diverged, so it went on below the usual "
-            f"steps, down to {smallest}") if widened else None
-    return Best(Tuned(with_values(setup.algorithm, values), values, trials[best].user_attrs["key"][1],
+            f"step sizes, down to {smallest}") if widened else None
+    return Best(Tuned(fields.replaced(setup.algorithm, values), values, trials[best].user_attrs["key"][1],
                       len(trials), states.count("pruned"), states.count("failed"),
                       sum(trial.user_attrs["grad_steps"] for trial in trials), note), best)
 
 
-def _state(trial: FrozenTrial) -> str:
-    return "failed" if "failure" in trial.user_attrs else trial.state.name.lower()
-
-
-def _write_trials(record: Path, trials: list[FrozenTrial], ranges: dict[str, Range]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*FIXED_COLUMNS, *ranges])
-    for number, trial in enumerate(trials):
-        key = trial.user_attrs["key"]
-        validation = "" if _figure(key) is None or _state(trial) == "failed" else repr(key[1])
-        writer.writerow([number, _state(trial), validation, trial.user_attrs["grad_steps"],
-                         trial.user_attrs["rounds"], *(repr(trial.params[name]) for name in ranges)])
-    write_atomic(record / "trials.csv", text.getvalue().encode())
-
-
-def _write_best(record: Path, best: Best, setup: runs.Setup, ranges: dict[str, Range]) -> None:
+def _described(best: Best, setup: runs.Setup, ranges: dict[str, Range]) -> dict[str, Any]:
     tuned, metric = best.tuned, setup.deciding.name
-    found = {
+    return {
         "best": best.number, "figure": f"minus {metric}" if metric in LOWER else metric,
         "validation": tuned.validation, "values": tuned.values, "algorithm": fields.dump(tuned.algorithm),
         "trials": tuned.trials, "pruned": tuned.pruned, "failed": tuned.failed,
         "grad_steps": tuned.grad_steps, "ranges": {name: str(declared) for name, declared in ranges.items()},
     }
-    write_atomic(record / "best.json", (json.dumps(found, indent=2) + "\n").encode())
-
-
-def read(record: Path) -> dict[str, Any] | None:
-    """The trials of a record as a table, and the number of the best one once the search is finished; None
-    where there is no record."""
-    try:
-        with (record / "trials.csv").open(encoding="utf-8", newline="") as file:
-            columns, *rows = csv.reader(file)
-    except FileNotFoundError:
-        return None
-    try:
-        best = json.loads((record / "best.json").read_text(encoding="utf-8"))["best"]
-    except FileNotFoundError:
-        best = None
-    return {"columns": columns, "rows": [[_cell(text) for text in row] for row in rows], "best": best}
-
-
-def _cell(text: str) -> int | float | str | None:
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text or None

@@ -14,6 +14,7 @@ import inspect
 import math
 import numbers
 import operator
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -126,6 +127,63 @@ def foreign(cls: type, table: Mapping[str, Any]) -> str | None:
                 and value.get("name") not in known:
             return field
     return None
+
+
+# -- a field by its dotted name: "solver.lr" -----------------------------------------------------------
+
+
+def dotted(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a table and of the tables in it."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= {f"{key}.{name}": inner for name, inner in dotted(value).items()} if isinstance(
+            value, Mapping) else {key: value}
+    return found
+
+
+def table_of(tables: dict[str, Any], name: str) -> dict[str, Any]:
+    """The table that holds a field, made where it is missing; the tables on the way to it are copied."""
+    for key in name.split(".")[:-1]:
+        inner = tables.get(key, {})
+        if not isinstance(inner, Mapping):
+            raise UsageError(f"{name}: {key} is not a section")
+        tables[key] = tables = dict(inner)
+    return tables
+
+
+def written(text: str) -> Any:
+    """A value on a command line: as in TOML, and what is not TOML is text."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def value_of(part: Any, name: str) -> Any:
+    """The value of a field of an object, or of a table."""
+    for key in name.split("."):
+        part = part[key] if isinstance(part, Mapping) else getattr(part, key)
+    return part
+
+
+def replaced(part: T, values: Mapping[str, Any]) -> T:
+    """The object with other values of some fields."""
+    known = [field.name for field in dataclasses.fields(part)]  # type: ignore[arg-type]
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        head, dot, rest = name.partition(".")
+        if head not in known or (dot and not dataclasses.is_dataclass(getattr(part, head))):
+            raise unknown("field", name, known)
+        if dot:
+            inner.setdefault(head, {})[rest] = value
+        else:
+            own[head] = value
+    own |= {head: replaced(getattr(part, head), rest) for head, rest in inner.items()}
+    return dataclasses.replace(part, **own)  # type: ignore[type-var]
+
+
+# -- types -----------------------------------------------------------------------------------------------
 
 
 def coerce(value: Any, hint: Any, path: str) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import fcntl
+import io
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from descant.errors import DescantError
 
@@ -18,6 +20,13 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Replace a file in one step; durable when it returns."""
     with replacing(path) as file:
         file.write(data)
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Replace a file by a table, whose first row is the header."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_atomic(path, text.getvalue().encode())
 
 
 @contextlib.contextmanager

@@ -13,7 +13,11 @@ from torch.func import grad
 
 from descant.core import meter, random
 from descant.core.kernels.lift import is_transformed
-from descant.core.metrics import loss_figure, tally_losses
+from descant.core.metric import LOWER
+from descant.core.scoring import (
+    loss_figure,
+    tally_losses,
+)
 from descant.core.vector import Layout, Model
 
 BLOCK = 512  # rows per pass where a whole split is read
@@ -46,7 +50,7 @@ class Task(ABC):
 
     layout: Layout | None
     metric_names: tuple[str, ...]  # "loss" first
-    lower_is_better: frozenset[str] = frozenset({"loss", "mse"})  # of the metrics; the others: higher
+    lower_is_better: frozenset[str] = LOWER  # of the metrics; the others: higher
     draws: bool = False  # whether training needs random numbers (Dropout)
     scores_need_x: bool = False  # whether `tally` looks at the samples, not only at outputs and targets
     dim: int

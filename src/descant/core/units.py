@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from descant.core.metric import figure as figure  # here for the room of views
+from descant.core.metric import is_share as is_share
+
 
 def duration(seconds: float) -> str:
     """A span of time in the unit that suits its size: `0.23 ms`, `4.2 s`, `3 min 20 s`."""
@@ -27,18 +30,6 @@ def size(count: int) -> str:
             break
         value, unit = value / 1e3, larger
     return f"{value:.1f} {unit}"
-
-
-def figure(metric: str, value: float | None) -> str:
-    """A score: shares with four places, losses (of any size) with four digits; a dash for none."""
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if is_share(metric) else f"{value:.4g}"
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric lies between 0 and 1."""
-    return metric.endswith(("accuracy", "auroc", "sensitivity", "specificity", "calibration_error"))
 
 
 def times(count: int, noun: str) -> str:

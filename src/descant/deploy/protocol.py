@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from descant.core.federation import Federation
 from descant.core.files import write_atomic
 from descant.core.import_object import require_permitted
-from descant.core.metrics import AUROC
+from descant.core.metric import AUROC
 from descant.core.permit import Allowed, opened, ran
 from descant.core.sample import SampleFormat
 from descant.core.task import Task

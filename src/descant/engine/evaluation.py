@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from descant.core.federation import Federation
-from descant.core.metrics import AUROC
+from descant.core.metric import AUROC
 from descant.core.random import stream
 from descant.core.tree import map_tree, nbytes
 from descant.core.vector import Model

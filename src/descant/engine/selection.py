@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from descant.core.federation import Federation
-from descant.core.metrics import AUROC
+from descant.core.metric import AUROC, LOWER
+from descant.core.metric import usual as usual_of
 from descant.core.task import Task
 from descant.errors import UsageError
 from descant.models.module import ModuleTask
@@ -17,7 +18,6 @@ MOSTLY_ONE = 2 / 3  # of all training rows: more than that in one class is unbal
 ONE_SIDED = 0.8  # of a client's training rows, where there are two classes ...
 ENOUGH = 10  # ... and the client has so many
 IMPROVED = {"of a loss": 0.01, "of a share": 0.001}  # relative, and absolute
-LOWER = ("loss", "mse")  # of the metrics that can decide, those of which less is better
 
 
 class Deciding(NamedTuple):
@@ -35,7 +35,7 @@ def selecting(task: Task) -> tuple[str, ...]:
 
 def usual(task: Task) -> str:
     """What decides where nothing speaks against it: accuracy, or what is minimised."""
-    return "accuracy" if "accuracy" in task.metric_names else "loss"
+    return usual_of(task.metric_names)
 
 
 def deciding(wanted: str | None, task: Task, federation: Federation) -> Deciding:

@@ -150,42 +150,31 @@ def _joined(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """The sections with `section.field=value` settings put in; values are written as in TOML, and
-    what is not TOML is text. Another method, model, dataset or partition comes with its own defaults:
-    the fields of the one it replaces are dropped."""
+    """The sections with `section.field=value` settings put in. Another method, model, dataset or partition
+    comes with its own defaults: the fields of the one it replaces are dropped."""
     changed: dict[str, Any] = {name: dict(t) if isinstance(t, Mapping) else t
                                for name, t in _joined(tables).items()}
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in CHOICES):
         path, equals, text = setting.partition("=")
-        keys = path.strip().split(".")
-        if not equals or len(keys) < 2 or not all(keys):
+        path = path.strip()
+        if not equals or "." not in path or not all(path.split(".")):
             raise UsageError(f"--set {setting!r} must read section.field=value, such as algorithm.lam=30")
-        if keys[0] == "schema":
-            keys.insert(0, "data")
-        place = changed
-        for key in keys[:-1]:
-            inner = place.get(key, {})
-            if not isinstance(inner, Mapping):
-                raise UsageError(f"--set {setting!r}: {key} is not a section")
-            place[key] = dict(inner)
-            place = place[key]
-        value, before = _value(text.strip()), place.get(keys[-1])
-        if path.strip() == "model.name" and value != before:
-            place = changed["model"] = {k: v for k, v in place.items() if k == "loss"}  # of any model
-        elif (old := CHOICES.get(path.strip(), {}).get(str(before))) is not None and value != before:
+        if path.startswith("schema."):
+            path = f"data.{path}"
+        try:
+            table, last = fields.table_of(changed, path), path.rpartition(".")[2]
+        except UsageError as error:
+            raise UsageError(f"--set {setting!r}: {error}") from None
+        value, before = fields.written(text), table.get(last)
+        if path == "model.name" and value != before:
+            table = changed["model"] = {k: v for k, v in table.items() if k == "loss"}  # of any model
+        elif (old := CHOICES.get(path, {}).get(str(before))) is not None and value != before:
             for field in (*(described.name for described in fields.describe(old)), "preset"):
-                place.pop(field, None)
-        elif path.strip() == "data.dataset" and str(value) in DATASETS:
-            place.pop("schema", None)  # of the folder that it replaces
-        place[keys[-1]] = value
+                table.pop(field, None)
+        elif path == "data.dataset" and str(value) in DATASETS:
+            table.pop("schema", None)  # of the folder that it replaces
+        table[last] = value
     return changed
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def completed(identity: Mapping[str, Any]) -> dict[str, Any]:

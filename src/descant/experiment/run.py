@@ -19,7 +19,7 @@ from torch import nn
 from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
 from descant.core.files import locked, uninterrupted
-from descant.core.metrics import AUROC
+from descant.core.metric import AUROC
 from descant.core.permit import Allowed
 from descant.core.stopwatch import Stopwatch
 from descant.core.task import Task

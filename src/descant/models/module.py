@@ -19,9 +19,8 @@ from descant.core.kernels.lift import over_clients
 from descant.core.kernels.pure import Habits, Pure, copied
 from descant.core.kernels.trial import REAL, ROWS, samples, tried
 from descant.core.losses import LOSSES, SLOPED, Loss, LossName
-from descant.core.metrics import (
-    CLASSIFICATION,
-    REGRESSION,
+from descant.core.metric import CLASSIFICATION, REGRESSION
+from descant.core.scoring import (
     auroc,
     classification_figures,
     loss_figure,

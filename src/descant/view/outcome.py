@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from descant.core.units import figure
+from descant.core.metric import LOWER, figure, is_share, usual
 from descant.view.display import printable
 
 WHO = {"alone": "alone", "shared": "shared model", "personal": "personal model"}
-LOWER = ("loss", "mse")  # less of it is better
 
 Figures = Mapping[str, Mapping[str, float | None]]  # {"personal": {"accuracy": 0.9, ...}, ...}
 
@@ -25,7 +24,7 @@ def show_outcome(console: Console, names: Sequence[str], served: Mapping[str, Fi
     """For the server: the figures of all who have their model, and where things are."""
     rows = {name: served[name] for name in dict.fromkeys([*names, *served]) if name in served}
     if rows:
-        metric = main_metric(next(iter(rows.values())))
+        metric = _metric(next(iter(rows.values())))
         console.print(f"\n{metric} on the clients' own test rows, in the round that is best on their "
                       "validation rows", soft_wrap=True)
         console.print(_all(rows, metric, names))
@@ -47,17 +46,15 @@ def show_own(console: Console, figures: Figures) -> None:
     console.print(table)
 
 
-def main_metric(figures: Figures) -> str:
-    """The most telling of the metrics that there are."""
-    names = [name for table in figures.values() for name in table]
-    return next((name for name in ("accuracy", "r2") if name in names), names[0] if names else "loss")
-
-
 def worth(figures: Figures) -> str:
     """In a few words."""
-    metric = main_metric(figures)
+    metric = _metric(figures)
     values = [f"{who} {figure(metric, figures[who].get(metric))}" for who in WHO if who in figures]
     return f"{metric} {', '.join(values)}"
+
+
+def _metric(figures: Figures) -> str:
+    return usual({name for table in figures.values() for name in table})
 
 
 def _all(rows: Mapping[str, Figures], metric: str, members: Collection[str]) -> Table:
@@ -94,7 +91,7 @@ def _gain(row: Figures, metric: str) -> str:
     if personal is None or alone is None:
         return "-"
     gain = alone - personal if metric in LOWER else personal - alone
-    return f"{gain:+.4f}" if metric.endswith("accuracy") else f"{gain:+.3g}"
+    return f"{gain:+.4f}" if is_share(metric) else f"{gain:+.3g}"
 
 
 def _means(rows: Iterable[Figures], metric: str) -> Figures:

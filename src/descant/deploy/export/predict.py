@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from descant.core.labels import as_known
 from descant.core.losses import LOSSES
-from descant.core.metrics import (
-    CLASSIFICATION,
-    REGRESSION,
+from descant.core.metric import CLASSIFICATION, REGRESSION
+from descant.core.permit import Allowed
+from descant.core.scoring import (
     classification_figures,
     regression_figures,
     tally_classification,
     tally_regression,
 )
-from descant.core.permit import Allowed
 from descant.core.threads import one_thread
 from descant.data import tables
 from descant.deploy.export.manifest import Manifest, find_model, read_manifest

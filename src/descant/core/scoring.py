@@ -1,9 +1,14 @@
-"""How good one client's outputs are, exactly: figures that no sums over samples can give.
+"""How the metrics of `metric` are computed.
 
-During training the tallies of `descant.core.metrics` are enough, and cheap; once a run has finished, more is
-asked, such as an AUROC, for which all outputs must be there at once. Rows are samples, of sequences their
-positions. A figure that is not defined, such as the sensitivity without a positive row, is NaN. Outputs are
-taken for logits.
+While a run goes on, from tallies: vectors of sums (float64) over the rows that count. The figures of one
+client come from its own tally, those of all clients from the sum of the tallies, exactly, though a balanced
+accuracy or an R2 is no mean of the clients' values. An AUROC is made of no sums: it is computed where all
+outputs of a client are at hand, and only where it decides. All of this works inside vmap.
+
+Of a finished run, from all outputs of a client at once (numpy), with the influence of each row. Rows are
+samples, of sequences their positions; outputs are logits. A metric that is undefined, such as the sensitivity
+without a positive row, is NaN. scikit-learn is not used: it raises where a class is missing, and its AUROC
+adds up rounded areas.
 """
 
 from __future__ import annotations
@@ -12,31 +17,115 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-BINS = 15  # of the top probability, for the calibration error
+from descant.core.metric import BINS
+
 _BLOCK = 2**16  # rows whose logits are copied at once
 
 
-class Metric(NamedTuple):
-    """What a table should know of a figure."""
-
-    lower_is_better: bool
-    meaning: str
+# -- of every round: tallies ------------------------------------------------------------------------------
 
 
-METRICS: dict[str, Metric] = {
-    "loss": Metric(True, "mean loss"),
-    "accuracy": Metric(False, "share of the rows that are right"),
-    "balanced_accuracy": Metric(False, "mean of the recalls of the classes that occur"),
-    "auroc": Metric(False, "area under the ROC curve: how often a row of a class gets a higher probability "
-                           "of it than a row of another class; mean over the classes that occur"),
-    "sensitivity": Metric(False, "share of the rows of class 1 that are found"),
-    "specificity": Metric(False, "share of the rows of class 0 that are found"),
-    "calibration_error": Metric(True, "how far the probability of what is predicted is from how often it is "
-                                      f"right: expected calibration error with {BINS} equal bins"),
-    "mse": Metric(True, "mean squared error"),
-    "r2": Metric(False, "share of the variance that is explained"),
-}
+def tally_losses(losses: Tensor, weight: Tensor | None) -> Tensor:
+    """[rows, sum of the losses]"""
+    counted = torch.full_like(losses, 1, dtype=torch.float64) if weight is None else weight.double()
+    return torch.stack([counted.sum(), _sum(losses, weight)])
+
+
+def tally_classification(outputs: Tensor, y: Tensor, weight: Tensor | None, classes: int) -> Tensor:
+    """[rows right (of sequences: the share of positions), then for each class how many there are, and how
+    many of them are right]"""
+    is_binary = outputs.dim() == 1 or (outputs.shape[1] == 1 and classes == 2)
+    predicted = (outputs.reshape(y.shape) > 0).to(y.dtype) if is_binary else outputs.argmax(1)
+    right = (predicted == y).double()
+    of_class = F.one_hot(y, classes).double().reshape(-1, classes)
+    if weight is not None:
+        counts = weight if y.dim() == 1 else weight[:, None].expand_as(y).reshape(-1)
+        of_class = of_class * counts[:, None]
+    rows_right = _sum(right if y.dim() == 1 else right.flatten(1).mean(1), weight)
+    return torch.cat([rows_right[None], of_class.sum(0), (of_class * right.reshape(-1, 1)).sum(0)])
+
+
+def tally_regression(values: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    """[sum of the squared errors, then for each column of y its sum and its sum of squares]"""
+    y = y.double().flatten(1) if y.dim() > 1 else y.double()[:, None]
+    errors = (values.double().reshape(y.shape) - y).square().mean(1)
+    columns = torch.cat([y, y.square()], 1)
+    counted = columns if weight is None else columns.where(weight[:, None], 0.0)
+    return torch.cat([_sum(errors, weight)[None], counted.sum(0)])
+
+
+def loss_figure(tally: Tensor) -> Tensor:
+    """The mean loss, of what `tally_losses` gives."""
+    return tally[1] / tally[0]
+
+
+def classification_figures(rows: Tensor, tally: Tensor) -> list[Tensor]:
+    """Accuracy, and the mean of the recalls of the classes that occur."""
+    there, right = tally[1:].chunk(2)
+    recall = right / there.clamp(min=1)
+    return [tally[0] / rows, recall.sum() / (there > 0).sum()]
+
+
+def regression_figures(rows: Tensor, tally: Tensor) -> list[Tensor]:
+    """Mean squared error, and the share of the variance it leaves explained (R2)."""
+    mean, square = (tally[1:] / rows).chunk(2)
+    mse = tally[0] / rows
+    return [mse, 1 - mse / (square - mean.square()).mean()]
+
+
+def auroc(outputs: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
+    """The area under the ROC curve over the rows that count (inside vmap):
+    of two classes that of the second; of more, each class against the rest by its probability, and the mean
+    over the classes that occur. NaN where fewer than two do."""
+    y = y.long()
+    if outputs.dim() == 1 or (outputs.shape[1] == 1 and classes == 2):
+        return _area(outputs.reshape(-1).double(), y.reshape(-1) == 1, weight)
+    counts = weight if y.dim() == 1 else weight[:, None].expand_as(y).reshape(-1)
+    logits, y = outputs.movedim(1, -1).reshape(-1, outputs.shape[1]).double(), y.reshape(-1)
+    if classes == 2:
+        return _area(logits[:, 1] - logits[:, 0], y == 1, counts)
+    top = logits.argmax(1)
+    largest = logits.gather(1, top[:, None])
+    others = logits.masked_fill(F.one_hot(top, classes).bool(), -torch.inf)
+    rest = others.logsumexp(1) - largest[:, 0]  # as log odds: probabilities are rounded to one
+    total, occur = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for c in range(classes):
+        gap = logits[:, c] - largest[:, 0]
+        odds = torch.where(top == c, -rest, gap - torch.log(1 + rest.exp() - gap.exp()))
+        there = ((y == c) & counts).any()
+        total = total + torch.where(there, _area(odds, y == c, counts), 0.0)
+        occur = occur + there
+    return torch.where(occur > 1, total / occur, torch.nan)
+
+
+def _area(scores: Tensor, positive: Tensor, weight: Tensor) -> Tensor:
+    """The share of the pairs of a positive and another row in which the positive one has the higher score;
+    equal scores count half."""
+    broken = (scores.isnan() & weight).any()
+    scores, order = scores.masked_fill(~weight, torch.inf).sort()
+    ours = (positive & weight)[order].double()
+    others = (~positive & weight)[order].double()
+    below = others.cumsum(0)
+    place = torch.arange(len(scores))
+    is_first = torch.cat([torch.ones(1, dtype=torch.bool), scores[1:] != scores[:-1]])
+    is_last = torch.cat([is_first[1:], torch.ones(1, dtype=torch.bool)])
+    first = torch.where(is_first, place, 0).cummax(0).values  # of the rows with the same score
+    last = torch.where(is_last, place, len(scores) - 1).flip(0).cummin(0).values.flip(0)
+    half = (ours * (below[last] + below[first] - others[first])).sum() / 2
+    return torch.where(broken, torch.nan, half / (ours.sum() * others.sum()))
+
+
+def _sum(values: Tensor, weight: Tensor | None) -> Tensor:
+    """The sum over the rows that count; the others may hold anything."""
+    values = values.double()
+    return values.sum() if weight is None else values.where(weight, 0.0).sum()
+
+
+# -- of a finished run: all outputs of a client at once ----------------------------------------------------
 
 
 class Predictions(NamedTuple):
@@ -61,13 +150,13 @@ class Predictions(NamedTuple):
 def classification(outputs: np.ndarray, y: np.ndarray, classes: int) -> dict[str, float]:
     """All figures of a classifier; sensitivity and specificity where there are two classes."""
     found = Predictions.of(outputs, y, classes)
-    odds = Odds.of(found.logits)
-    of_two = {"sensitivity": recall(found.predicted, found.y, 1),
-              "specificity": recall(found.predicted, found.y, 0)} if classes == 2 else {}
+    odds, of_class = Odds.of(found.logits), recalls(found.predicted, found.y)
+    of_two = {"sensitivity": of_class.get(1, np.nan),
+              "specificity": of_class.get(0, np.nan)} if classes == 2 else {}
     right = found.predicted == found.y
     return {
         "accuracy": float(right.mean()) if len(right) else np.nan,
-        "balanced_accuracy": balanced_accuracy(found.predicted, found.y),
+        "balanced_accuracy": float(np.mean([*of_class.values()])) if of_class else np.nan,
         "auroc": macro_auroc(found.logits, found.y, odds),
         **of_two,
         "calibration_error": calibration_error(odds.confidence, right),
@@ -91,11 +180,11 @@ def classification_influences(outputs: np.ndarray, y: np.ndarray, classes: int) 
     """Of the figures of a classifier that have them."""
     found = Predictions.of(outputs, y, classes)
     right = (found.predicted == found.y).astype(float)
-    recalls = {c: _recall_influence(right, found.y == c) for c in np.unique(found.y).tolist()}
-    of_two = {"sensitivity": recalls[1] if 1 in recalls else np.full(len(right), np.nan),
-              "specificity": recalls[0] if 0 in recalls else np.full(len(right), np.nan)
+    of_class = {c: _recall_influence(right, found.y == c) for c in np.unique(found.y).tolist()}
+    of_two = {"sensitivity": of_class[1] if 1 in of_class else np.full(len(right), np.nan),
+              "specificity": of_class[0] if 0 in of_class else np.full(len(right), np.nan)
               } if classes == 2 else {}
-    of_rows = {"balanced_accuracy": np.mean(list(recalls.values()), 0), "auroc": _auroc_influence(found),
+    of_rows = {"balanced_accuracy": np.mean(list(of_class.values()), 0), "auroc": _auroc_influence(found),
                **of_two} if len(right) else {}
     return {"accuracy": mean_influence(_per_sample(right, len(y), np.mean)),
             **{name: _per_sample(values, len(y), np.sum) for name, values in of_rows.items()}}
@@ -150,22 +239,14 @@ def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
 # -- the figures ---------------------------------------------------------------------------------------
 
 
-def recall(predicted: np.ndarray, y: np.ndarray, of_class: int) -> float:
-    """The share of the rows of a class that are taken for it: of class 1 the sensitivity, of class 0 the
-    specificity."""
-    there = y == of_class
-    return float((predicted[there] == of_class).mean()) if there.any() else np.nan
-
-
-def balanced_accuracy(predicted: np.ndarray, y: np.ndarray) -> float:
-    """The mean of the recalls of the classes that occur."""
+def recalls(predicted: np.ndarray, y: np.ndarray) -> dict[int, float]:
+    """Of each class that occurs, the share of its rows that are taken for it."""
     there = np.bincount(y)
     right = np.bincount(y[predicted == y], minlength=len(there))
-    occurs = there > 0
-    return float((right[occurs] / there[occurs]).mean()) if occurs.any() else np.nan
+    return {c: float(right[c] / there[c]) for c in np.flatnonzero(there).tolist()}
 
 
-def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
+def binary_auroc(scores: np.ndarray, positive: np.ndarray) -> float:
     """The share of the pairs of a positive and another row in which the positive one has the higher score
     [n]; equal scores count half. Not defined if either kind is missing."""
     ours, others = scores[positive], np.sort(scores[~positive])
@@ -183,8 +264,8 @@ def macro_auroc(logits: np.ndarray, y: np.ndarray, odds: Odds) -> float:
         return np.nan
     if logits.shape[1] == 2:
         with np.errstate(invalid="ignore"):
-            return auroc(logits[:, 1].astype(np.float64) - logits[:, 0], y == 1)
-    return float(np.mean([auroc(odds.of_class(logits, c), y == c) for c in occur.tolist()]))
+            return binary_auroc(logits[:, 1].astype(np.float64) - logits[:, 0], y == 1)
+    return float(np.mean([binary_auroc(odds.of_class(logits, c), y == c) for c in occur.tolist()]))
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
