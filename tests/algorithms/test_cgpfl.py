@@ -24,9 +24,9 @@ from descant.core.federation import Federation
 from descant.core.splits import Table
 from descant.errors import DescantError, UsageError
 from descant.experiment.directory import read_metrics
+from descant.experiment.plots import draw_clusters
 from descant.priors import clustering
 from descant.priors.precision import Adaptive, LearnedVariance, stationary_s
-from descant.view.plots import draw_clusters
 from helpers import Engine, assert_same, batchnorm_net, engine, quadratics, ragged
 
 GROUPS = (0, 1, 2, 0, 1, 2, 2, 1, 0)  # of the nine clients of PLANTED

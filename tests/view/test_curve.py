@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from descant.view.plots import draw_curve
+from descant.experiment.plots import draw_curve
 
 pytestmark = pytest.mark.pictures
 

@@ -15,13 +15,13 @@ from descant.comparison.plan import Method, Plan, Planned, read
 from descant.comparison.results import Results
 from descant.comparison.results import read as read_results
 from descant.comparison.rows import mean_over_seeds
+from descant.comparison.table import cell, columns
 from descant.core import fields
 from descant.core.files import locked
 from descant.core.plain import plain
 from descant.core.units import times
 from descant.errors import DescantError
 from descant.experiment import directory as layout
-from descant.view.comparison_table import cell, columns
 
 MOST_POINTS = 400  # of a curve; a longer one is thinned
 

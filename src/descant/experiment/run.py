@@ -40,9 +40,9 @@ from descant.experiment import checkpoint
 from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Checkpointer
 from descant.experiment.config import Experiment, completed, differences
+from descant.experiment.plots import draw_clusters, draw_curve
 from descant.experiment.rows import row_of
 from descant.models.module import ModuleTask
-from descant.view.plots import draw_clusters, draw_curve
 
 Which = Literal["best", "last"]
 

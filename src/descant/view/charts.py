@@ -3,11 +3,10 @@ how each looks (no two share colour, dash and mark), axes and their titles, verd
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from descant.core.units import is_share
+from descant.experiment.plots import spans_decades
 
 # Seven colours with a contrast of at least 3 to the background, distinguishable with any colour vision:
 # `tests/test_page.py` measures it.
@@ -17,7 +16,6 @@ DASHES = ((), (7, 3), (2, 3), (9, 3, 2, 3))  # pixels on and off; one entry per 
 FEW = 8  # the most methods that are all in colour; of more, some are grey
 BEST = 5  # how many of the best are in colour then, besides the baselines
 BASELINES = ("localtrain", "fedavg")
-DECADES = 3  # a loss that spans more is drawn on a log axis
 CONFIDENCE = "95 %"  # of the intervals, unless the data say otherwise
 
 
@@ -84,12 +82,6 @@ def prepare(data: dict[str, Any]) -> dict[str, Any]:
         "is_share": {name: is_share(name) for name in (data["metric"], data["curve_metric"])},
         "confidence": data.get("confidence", CONFIDENCE),
     }
-
-
-def spans_decades(values: Iterable[float | None]) -> bool:
-    """Whether a linear axis would show little more than the largest of some losses."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return bool(known) and min(known) > 0 and max(known) > min(known) * 10**DECADES
 
 
 def look(place: int) -> Look:

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from descant.comparison import conclusions as words
+from descant.comparison.table import Column, cell, columns
 from descant.core.files import write_atomic
 from descant.core.units import is_share
+from descant.experiment.plots import png, tidy
 from descant.view.charts import DAY, VERDICTS, Look, look, prepare
-from descant.view.comparison_table import Column, cell, columns
-from descant.view.plots import png, tidy
 from descant.view.tables import table
 
 if TYPE_CHECKING:

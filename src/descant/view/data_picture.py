@@ -11,8 +11,8 @@ from descant.core.federation import Federation
 from descant.core.splits import SPLITS
 from descant.core.units import times
 from descant.data.heterogeneity import FeatureShift, Measured, shares
+from descant.experiment.plots import BLUE, GREY, ORANGE, png
 from descant.view.data import Columns, by_class
-from descant.view.plots import BLUE, GREY, ORANGE, png
 
 # Okabe and Ito's colours, distinguishable with any colour vision
 COLOURS = {"train": BLUE, "validation": "#56B4E9", "test": "#E69F00"}

@@ -13,7 +13,6 @@ import numpy as np
 
 from descant.core.files import write_atomic
 from descant.core.units import figure as written
-from descant.view.charts import spans_decades
 
 if TYPE_CHECKING:  # slow to import: only when there is something to draw
     from matplotlib.figure import Figure
@@ -27,6 +26,7 @@ CLUSTERS = (BLUE, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", ORANGE, "#F0E442",
 NOWHERE = "#FFFFFF"  # clients without a cluster yet
 PAIRS = 15  # the most pairs of clusters that are drawn as single lines; more become a band
 DPI = 130
+DECADES = 3  # a loss that spans more is drawn on a log axis
 
 
 def png(figure: Figure) -> bytes:
@@ -232,3 +232,9 @@ def _draw_choice(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set(xlabel="K", ylabel="bound", title=f"round {rows[-1]['round']} chose K = {choice['K']}")
     axes.set_ylim(0, 1.35 * max(choice["e"]))  # room for the legend
     axes.legend(fontsize=7, frameon=False, ncols=3, loc="upper center")
+
+
+def spans_decades(values: Iterable[float | None]) -> bool:
+    """Whether a linear axis would show little more than the largest of some losses."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return bool(known) and min(known) > 0 and max(known) > min(known) * 10**DECADES
