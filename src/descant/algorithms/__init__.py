@@ -3,6 +3,7 @@
 from descant.algorithms.cgpfl import CGPFL
 from descant.algorithms.dichotomous import Dichotomous
 from descant.algorithms.ditto import Ditto
+from descant.algorithms.fedamp import FedAMP
 from descant.algorithms.fedavg import FedAvg
 from descant.algorithms.fedmap import FedMAP
 from descant.algorithms.fedprox import FedProx
@@ -17,7 +18,7 @@ from descant.core.algorithm import Algorithm
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     cls.name: cls for cls in (LocalTrain, GlobalTrain, Dichotomous, FedAvg, FedProx, OneStageFedProx, pFedMe,
-                              Ditto, SCAFFOLD, pFedBreD, FedMAP, pFedGT, CGPFL)
+                              Ditto, SCAFFOLD, pFedBreD, FedMAP, pFedGT, CGPFL, FedAMP)
 }
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "SCAFFOLD",
     "Dichotomous",
     "Ditto",
+    "FedAMP",
     "FedAvg",
     "FedMAP",
     "FedProx",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -23,17 +23,12 @@ from descant.core.tree import Tree, map_tree, pick, stack
 from descant.core.vector import Model
 from descant.priors.solve import SGD, Solver, descend
 
+Carry: TypeAlias = tuple[Model, Tree]  # a model on its way, with the state of its solver
+
 
 class Server(NamedTuple):
     w: Model
     initial: Model  # where a newcomer begins to train alone
-
-
-class Carry(NamedTuple):
-    """A model on its way, with the state of its solver."""
-
-    model: Model
-    state: Tree
 
 
 @dataclass(frozen=True)
@@ -81,11 +76,12 @@ class Dichotomous(Algorithm):
 
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Model, Model]:
         def step(carry: tuple[Carry, Carry], *batches: Batch) -> tuple[Carry, Carry]:
-            own, pooled = carry
-            return self._descend(task, own, batches[0]), self._descend(task, pooled, batches[-1])
+            (own, memory), (pooled, pooled_memory) = carry
+            return (descend(task, own, batches[0], self.solver, state=memory),
+                    descend(task, pooled, batches[-1], self.solver, state=pooled_memory))
 
-        own, pooled = data.scan(step, (self._start(state), self._start(message.shared)))
-        return pooled.model, own.model
+        (own, _), (pooled, _) = data.scan(step, (self._start(state), self._start(message.shared)))
+        return pooled, own
 
     def aggregate(self, server: Server, uploads: Model, round: Round) -> tuple[Server, dict[str, Any]]:
         mean = average(uploads, round.weights(self.weights))
@@ -100,19 +96,16 @@ class Dichotomous(Algorithm):
     def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
         w, initial = message.shared
 
-        def step(own: Carry, *batches: Batch) -> Carry:
-            return self._descend(task, own, batches[0])
+        def step(carry: Carry, *batches: Batch) -> Carry:
+            return descend(task, carry[0], batches[0], self.solver, state=carry[1])
 
-        return better(task, data.scan(step, self._start(initial)).model, w, data)
+        return better(task, data.scan(step, self._start(initial))[0], w, data)
 
     def global_model(self, server: Server) -> Model:
         return server.w
 
     def _start(self, model: Model) -> Carry:
-        return Carry(model, self.solver.init(model.theta))
-
-    def _descend(self, task: Task, carry: Carry, batch: Batch) -> Carry:
-        return Carry(*descend(task, carry.model, batch, self.solver, state=carry.state))
+        return model, self.solver.init(model.theta)
 
 
 def better(task: Task, own: Model, shared: Model, data: ClientData) -> Model:

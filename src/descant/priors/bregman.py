@@ -68,15 +68,32 @@ class SphericalGaussian(Generator):
         return (x - mu).square().sum() / 2
 
 
-@dataclass(frozen=True)
-class DiagonalGaussian(Generator):
-    """The Gaussian with a diagonal covariance: `variance` has a number for each parameter of the model.
+class _Covariance(Generator):
+    """A Gaussian with covariance Sigma: g(y) = y' Sigma y / 2, g*(x) = x' Sigma^-1 x / 2.
 
     Steps on theta are made in Sigma^-1 theta, which is gradient descent preconditioned by Sigma.
     """
 
-    name: ClassVar[str] = "diagonal_gaussian"
     is_gaussian: ClassVar[bool] = True
+
+    def g(self, y: Tensor) -> Tensor:
+        return (y * self.grad_g(y)).sum() / 2
+
+    def g_star(self, x: Tensor) -> Tensor:
+        return (x * self.grad_g_star(x)).sum() / 2
+
+    def hessian_g_star(self, x: Tensor, v: Tensor) -> Tensor:
+        return self.grad_g_star(v)
+
+    def divergence(self, x: Tensor, mu: Tensor) -> Tensor:
+        return self.g_star(x - mu)
+
+
+@dataclass(frozen=True)
+class DiagonalGaussian(_Covariance):
+    """The Gaussian with a diagonal covariance: `variance` has a number for each parameter of the model."""
+
+    name: ClassVar[str] = "diagonal_gaussian"
 
     variance: tuple[float, ...] = hyper((), "the diagonal of Sigma, one number per parameter", gt=0)
 
@@ -90,23 +107,11 @@ class DiagonalGaussian(Generator):
     def _diagonal(self) -> Tensor:
         return torch.tensor(self.variance, dtype=torch.float64)
 
-    def g(self, y: Tensor) -> Tensor:
-        return (self._diagonal.to(y.dtype) * y.square()).sum() / 2
-
     def grad_g(self, y: Tensor) -> Tensor:
         return self._diagonal.to(y.dtype) * y
 
-    def g_star(self, x: Tensor) -> Tensor:
-        return (x.square() / self._diagonal.to(x.dtype)).sum() / 2
-
     def grad_g_star(self, x: Tensor) -> Tensor:
         return x / self._diagonal.to(x.dtype)
-
-    def hessian_g_star(self, x: Tensor, v: Tensor) -> Tensor:
-        return v / self._diagonal.to(v.dtype)
-
-    def divergence(self, x: Tensor, mu: Tensor) -> Tensor:
-        return self.g_star(x - mu)
 
     def sharpest(self) -> float:
         return 1 / min(self.variance)
@@ -116,14 +121,10 @@ class DiagonalGaussian(Generator):
 
 
 @dataclass(frozen=True)
-class FullGaussian(Generator):
-    """The Gaussian with any covariance `sigma`, a matrix with a row for each parameter of the model.
-
-    Steps on theta are made in Sigma^-1 theta, which is gradient descent preconditioned by Sigma.
-    """
+class FullGaussian(_Covariance):
+    """The Gaussian with any covariance `sigma`, a matrix with a row for each parameter of the model."""
 
     name: ClassVar[str] = "full_gaussian"
-    is_gaussian: ClassVar[bool] = True
 
     sigma: tuple[tuple[float, ...], ...] = hyper((), "the covariance, a list of rows")
 
@@ -149,23 +150,11 @@ class FullGaussian(Generator):
     def _inverse(self) -> Tensor:
         return torch.cholesky_inverse(torch.linalg.cholesky(self._matrix))
 
-    def g(self, y: Tensor) -> Tensor:
-        return (y * self.grad_g(y)).sum() / 2
-
     def grad_g(self, y: Tensor) -> Tensor:
         return self._matrix.to(y.dtype) @ y
 
-    def g_star(self, x: Tensor) -> Tensor:
-        return (x * self.grad_g_star(x)).sum() / 2
-
     def grad_g_star(self, x: Tensor) -> Tensor:
         return self._inverse.to(x.dtype) @ x
-
-    def hessian_g_star(self, x: Tensor, v: Tensor) -> Tensor:
-        return self.grad_g_star(v)
-
-    def divergence(self, x: Tensor, mu: Tensor) -> Tensor:
-        return self.g_star(x - mu)
 
     def sharpest(self) -> float:
         return 1 / float(torch.linalg.eigvalsh(self._matrix)[0])
@@ -226,12 +215,24 @@ class Bernoulli(Generator):
         return (y - step).clamp(-edge, edge)
 
 
+class _Positive(Generator):
+    """Families on positive numbers."""
+
+    domain: ClassVar[str] = "numbers > 0"
+    eps: float
+
+    def inside(self, x: Tensor) -> Tensor:
+        return (x > 0) & torch.isfinite(x)
+
+    def project(self, x: Tensor) -> Tensor:
+        return x.clamp(min=self.eps)
+
+
 @dataclass(frozen=True)
-class Poisson(Generator):
+class Poisson(_Positive):
     """Positive parameters, pulled by the generalised I-divergence. The dual variable is the logarithm."""
 
     name: ClassVar[str] = "poisson"
-    domain: ClassVar[str] = "numbers > 0"
 
     eps: float = hyper(1e-6, "least value of a parameter", gt=0)
 
@@ -253,25 +254,18 @@ class Poisson(Generator):
     def divergence(self, x: Tensor, mu: Tensor) -> Tensor:
         return (torch.xlogy(x, x / mu) - x + mu).sum()
 
-    def inside(self, x: Tensor) -> Tensor:
-        return (x > 0) & torch.isfinite(x)
-
-    def project(self, x: Tensor) -> Tensor:
-        return x.clamp(min=self.eps)
-
     def move(self, y: Tensor, step: Tensor) -> Tensor:
         return (y - step).clamp(min=math.log(self.eps))
 
 
 @dataclass(frozen=True)
-class Exponential(Generator):
+class Exponential(_Positive):
     """Positive parameters, pulled by the Itakura-Saito divergence. The dual variable is -1 / x.
 
     It must stay negative: one step goes at most half way to 0, so that a parameter at most doubles.
     """
 
     name: ClassVar[str] = "exponential"
-    domain: ClassVar[str] = "numbers > 0"
 
     eps: float = hyper(1e-6, "least value of a parameter", gt=0)
 
@@ -292,12 +286,6 @@ class Exponential(Generator):
 
     def divergence(self, x: Tensor, mu: Tensor) -> Tensor:
         return (x / mu - (x / mu).log() - 1).sum()
-
-    def inside(self, x: Tensor) -> Tensor:
-        return (x > 0) & torch.isfinite(x)
-
-    def project(self, x: Tensor) -> Tensor:
-        return x.clamp(min=self.eps)
 
     def move(self, y: Tensor, step: Tensor) -> Tensor:
         return torch.minimum(y - step, y / 2).clamp(min=-1 / self.eps)
