@@ -35,10 +35,10 @@ def run(
 ) -> Run:
     """Train a federation; returns the run, with its figures and every client's model.
 
-    `train` are the fields of the [train] section of an experiment: `rounds`, `cohort`, `batch`,
-    `local={"steps": 20}`, `seed`, `backend`, `dtype` and so on; `eval` those of [eval]. With `out` the
-    run is kept in a directory and survives a kill: the same call with `resume=True` continues it (and
-    loads it, if it is finished). Without, it lives in memory.
+    `train` are the fields of the [train] section: `rounds`, `cohort`, `batch`, `local={"steps": 20}`, `seed`,
+    `backend`, `dtype` and so on; `eval` those of [eval]. With `out` the run is kept in a directory: the same
+    call with `resume=True` continues it after a kill, or loads it if it is finished. Without, it is in
+    memory.
     """
     if not isinstance(federation, Federation):
         raise UsageError(f"federation must be a Federation, not {type(federation).__name__}: "
@@ -67,7 +67,7 @@ def run(
 
 
 def _origin(federation: Federation, model: Any, loss: Any) -> dict[str, Any] | None:
-    """The [data] and [model] sections, where everything came from the registries."""
+    """The [data] and [model] sections, if everything came from the registries."""
     section = _section(model, loss)
     if federation.origin is None or section is None or callable(loss):
         return None
@@ -75,7 +75,7 @@ def _origin(federation: Federation, model: Any, loss: Any) -> dict[str, Any] | N
 
 
 def _section(model: Any, loss: Any) -> dict[str, Any] | None:
-    """The [model] section, where the network has a name; a loss of the user's own is not in it."""
+    """The [model] section, if the network has a name; without a user's own loss."""
     spec = named(model) if isinstance(model, str) else model
     if not isinstance(spec, NetworkSpec | TaskSpec):
         return None
@@ -84,11 +84,11 @@ def _section(model: Any, loss: Any) -> dict[str, Any] | None:
 
 def resume(out: str | Path, *, rounds: int | None = None, observer: Observer | None = None,
            allow: Collection[str] = ()) -> Run:
-    """Continue the run in a directory, bit for bit; `rounds` extends it. Code of somebody's own that the
-    directory names is imported only if its package is in `allow`, or in the user's settings."""
+    """Continue the run in a directory, bit for bit; `rounds` extends it. Code that the directory names is
+    imported only if its package is in `allow`, or in the user's settings."""
     return runs.resume(Path(out), None, rounds, observer, allow)
 
 
 def load(out: str | Path, *, allow: Collection[str] = ()) -> Run:
-    """The figures and models of a run from its directory, without going on; `allow` as for `resume`."""
+    """The figures and models of a run from its directory; `allow` as for `resume`."""
     return runs.load(Path(out), allow=allow)

@@ -20,7 +20,7 @@ from cli_helpers import ANSI, Result, call
 from descant.algorithms import ALGORITHMS, FedAvg, pFedMe
 from descant.cli import main
 from descant.core.units import duration, size
-from descant.engine.backends.choose import Measured
+from descant.engine.backends.choose import Timing
 from descant.engine.settings import Train
 from descant.experiment.catalogue import REGISTRIES
 from descant.view.progress import Progress
@@ -534,7 +534,7 @@ def scores(mean: float | None, failed: int = 0) -> dict:
     return {"test": {"loss": {"mean": 1.0}, "accuracy": {"mean": mean}}, "failed": failed}
 
 
-def watched(run: SimpleNamespace, rows: list[dict], measured: list[Measured], **terminal: object) -> str:
+def watched(run: SimpleNamespace, rows: list[dict], measured: list[Timing], **terminal: object) -> str:
     console = Console(file=io.StringIO(), markup=False, highlight=False, _environ={}, **terminal)
     with Progress(console) as progress:
         progress.started(run, measured)
@@ -562,8 +562,8 @@ def test_progress_in_lines():
     rows = [a_row(1), a_row(2, personal=scores(0.5, failed=2)),
             a_row(3, rejected=1, rejections={"a\x1b[31m": "upload.theta is not finite"}),
             a_row(4, rejected=5, rejections={str(k): "late" for k in range(5)})]
-    measured = [Measured("loop", 1, 1, 1.9e-3), Measured("vectorised", 10, 1, 2.4e-4),
-                Measured("processes", 5, 2, 3e-5)]
+    measured = [Timing("loop", 1, 1, 1.9e-3), Timing("vectorised", 10, 1, 2.4e-4),
+                Timing("processes", 5, 2, 3e-5)]
     text = watched(a_run(backend="vectorised", chunk=10), rows, measured, width=40)
     assert text.splitlines() == [
         "fedavg: 9 clients, 1 parameter, 12 rounds",

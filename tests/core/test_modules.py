@@ -342,9 +342,9 @@ def test_known_layers_are_not_tried_and_not_intercepted() -> None:
     """The fast path is as it was: no trial, no function that passes through our hands."""
     task = make_task(build(lambda: head(nn.BatchNorm1d(IN))), FEDERATION, dtype=torch.float64)
     assert task._chain is not None  # type: ignore[attr-defined]
-    assert not task._train.habits.known  # type: ignore[attr-defined]
+    assert not task._train.effects.known  # type: ignore[attr-defined]
     own = make_task(build(EXACT["batch norm"]), FEDERATION, dtype=torch.float64)
-    assert not own._train.habits.calls  # type: ignore[attr-defined]
+    assert not own._train.effects.calls  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["lstm", pytest.param("resnet18", marks=pytest.mark.slow)])
@@ -359,7 +359,7 @@ def test_networks_of_the_package_need_no_trial(name: str) -> None:
     trusted, found = (make_task(model, federation, dtype=torch.float64) for model in (name, network))
     assert isinstance(trusted, ModuleTask)
     assert isinstance(found, ModuleTask)
-    assert found._train.habits == trusted._train.habits
+    assert found._train.effects == trusted._train.effects
     assert found.layout == trusted.layout
     assert found.draws == trusted.draws
     assert found.alone is None

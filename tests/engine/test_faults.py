@@ -246,7 +246,7 @@ class Hopeless(FedAvg):
 def test_a_round_without_a_single_upload_has_not_happened(fault: Any, reason: str, backend: str) -> None:
     with engine(Hopeless(fault=fault), FEDERATION, "mclr", **BACKENDS[backend]) as e:
         server, states = clone(e.server), clone(e.states())
-        with pytest.raises(NobodyLeft, match=f"no upload of round 1 .* client 'client0': .*{reason}"):
+        with pytest.raises(NobodyLeft, match=f"every upload in round 1 was rejected; .*client0.*{reason}"):
             e.play(1)
         assert e.training.number == 0
         assert not e.training.store.took_part(e.everyone).any()

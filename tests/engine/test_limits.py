@@ -45,7 +45,7 @@ def run(**settings: Any) -> Run:
 
 def test_more_workers_than_cores_are_allowed_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "cores", lambda: 1)
-    with pytest.warns(UserWarning, match="2 workers share 1 core: that makes nothing faster"):
+    with pytest.warns(UserWarning, match="2 workers share 1 core: expect no speed-up"):
         found = run(**TWO_WORKERS)
     assert (found.setup.train.backend, found.setup.train.workers) == ("processes", 2)
     assert len(found.notes) == 1

@@ -15,7 +15,7 @@ from torch.func import vmap
 import descant
 from descant.core import scoring
 from descant.core.federation import Federation
-from descant.engine.selection import Deciding, deciding, idle, selecting
+from descant.engine.selection import DecidingMetric, deciding, idle, selecting
 from descant.errors import UsageError
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
@@ -39,7 +39,7 @@ def task_of(federation: Federation, model: str = "mclr") -> Any:
 # -- which metric --------------------------------------------------------------------------------------
 
 
-def chosen(federation: Federation, wanted: str | None = None) -> Deciding:
+def chosen(federation: Federation, wanted: str | None = None) -> DecidingMetric:
     return deciding(wanted, task_of(federation), federation)
 
 

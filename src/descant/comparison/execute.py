@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from descant.comparison import measure as figures
 from descant.comparison import trials, tune
 from descant.comparison.plan import Plan, Planned
-from descant.engine.backends.choose import Measured
+from descant.engine.backends.choose import Timing
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
@@ -173,7 +173,7 @@ def _end_with(parent: int) -> None:
 class _Unwatched:
     """An observer of runs. Their cautions are printed with the results, once for all seeds."""
 
-    def started(self, run: runs.Run, measured: list[Measured]) -> None: ...
+    def started(self, run: runs.Run, measured: list[Timing]) -> None: ...
 
     def played(self, row: dict[str, Any]) -> None: ...
 

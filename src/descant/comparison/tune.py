@@ -27,7 +27,7 @@ from descant.core.files import locked
 from descant.core.metric import LOWER
 from descant.core.random import stream
 from descant.core.ranges import Log, Range, Step, Whole
-from descant.engine.backends.choose import Measured
+from descant.engine.backends.choose import Timing
 from descant.engine.evaluation import evaluated_clients
 from descant.engine.settings import Train
 from descant.errors import DescantError, UsageError
@@ -248,7 +248,7 @@ class _Judge:
         self._settled = settled
         self._progress = progress
 
-    def started(self, run: runs.Run, measured: list[Measured]) -> None:
+    def started(self, run: runs.Run, measured: list[Timing]) -> None:
         self._run = run
         self._settled(run.setup.train)
 

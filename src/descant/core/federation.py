@@ -1,4 +1,4 @@
-"""A federation: one pool of samples, and for each client three lists of indices into it."""
+"""A federation: the samples of all clients, and for each client three lists of rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from descant.errors import UsageError
 if TYPE_CHECKING:
     from descant.core.preprocess import Preprocess, Treatment
 
+
 @dataclasses.dataclass(frozen=True)
 class Federation:
-    """Samples of all clients, and who owns which.
+    """The samples of all clients, and who owns which.
 
-    `x` may be float, uint8 (bytes that stand for [0, 1]: they stay bytes until a batch is formed) or
-    another integer type (tokens, left alone). `y` holds class numbers (integers, with `classes` set)
-    or real targets. `truth` holds what is known about a synthetic federation, such as the true models.
-    The last `unseen` clients are held out: they are there to be evaluated, and never train.
+    `x` is float, uint8 (stands for [0, 1]; stays bytes until a batch is formed) or another integer type
+    (tokens). `y` holds class numbers (integers, with `classes` set) or real targets. `truth` holds the true
+    models, and the like, of synthetic data. The last `unseen` clients are evaluated and never train.
     """
 
     x: Tensor
@@ -39,13 +39,13 @@ class Federation:
     truth: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     origin: Mapping[str, Any] | None = None  # the [data] section that makes this federation again
     unseen: int = 0
-    notes: tuple[str, ...] = ()  # what was left out when it was made, and what to know of it, one line each
-    source: str | None = None  # the fingerprint of the samples, where x is no longer what was loaded
-    treatment: Treatment | None = None  # how x was scaled and completed, where it was
-    class_names: tuple[str, ...] | None = None  # what the classes are called, where that is known
-    column_names: tuple[str, ...] | None = None  # likewise the features of a table
+    notes: tuple[str, ...] = ()  # one line each: clients that were left out, doubtful data
+    source: str | None = None  # the fingerprint of the samples as loaded, where x was changed
+    treatment: Treatment | None = None  # how x was scaled and imputed
+    class_names: tuple[str, ...] | None = None
+    column_names: tuple[str, ...] | None = None
 
-    is_remote: ClassVar[bool] = False  # whether rows and client states are on the clients' own machines
+    is_remote: ClassVar[bool] = False  # whether rows and client states are on the clients' machines
 
     def __post_init__(self) -> None:
         if not len(self.train):
@@ -87,7 +87,7 @@ class Federation:
 
     @property
     def everyone(self) -> int:
-        """How many clients there are with the unseen ones, which come last."""
+        """How many clients there are, with the unseen ones, which come last."""
         return len(self.train)
 
     @property
@@ -100,7 +100,7 @@ class Federation:
 
     @property
     def weights(self) -> np.ndarray:
-        """Each client's share of the training rows of those who take part."""
+        """Each participating client's share of the training rows."""
         sizes = self.train.sizes[: self.population]
         return np.asarray(sizes / sizes.sum())
 
@@ -125,8 +125,7 @@ class Federation:
         return digest.hexdigest()[:16]
 
     def pool_fingerprint(self) -> str:
-        """A hash of the clients and of the rows that each of them has, whatever the split: that of several
-        splits of one federation is the same."""
+        """A hash of the clients and their rows, whatever the split."""
         digest = hashlib.sha256(repr((self.classes, self.names, self.unseen)).encode())
         digest.update(self.source_fingerprint().encode())
         division = Division(self.train, self.validation, self.test, self.names, self.unseen)
@@ -134,15 +133,12 @@ class Federation:
         return digest.hexdigest()[:16]
 
     def source_fingerprint(self) -> str:
-        """A hash of the samples as they were loaded: before partitions, scaling or `to` changed them."""
+        """A hash of the samples as loaded: before partitions, scaling or `to` changed them."""
         return self.source or fingerprint_of(self.x, self.y)
 
     def save_partition(self, path: str | Path) -> None:
-        """Write who owns which rows, in which split, to a file such as `partition.npz`.
-
-        `Federation.from_arrays(x, y, partition=path)`, or `partition_file` in the [data] section, makes
-        the same division of the same data again, and refuses other data.
-        """
+        """Write who owns which rows, in which split, to a file such as `partition.npz`, which
+        `from_arrays(partition=...)` and `partition_file` in [data] read again, for the same data only."""
         division = Division(self.train, self.validation, self.test, self.names, self.unseen)
         division.write(path, self.source_fingerprint())
 
@@ -171,19 +167,15 @@ class Federation:
     ) -> Federation:
         """A federation from samples `x`, targets `y` and, per sample, the id of its client.
 
-        Ids may be numbers or text; clients are numbered in sorted order. Samples whose id is -1 (a
-        number) belong to nobody. `names` overrides the names that ids would give. Each client's rows
-        are split into test, then validation (a share of the rest), then training, stratified by class;
-        rows of one `group` stay in one split. Clients that cannot have a training and a test row are
-        left out (see `notes`). `unseen` clients, chosen by the seed, come last and never train.
-        Whole numbers in `y` are classes. Where they do not run from 0 without gaps, and no `classes` say
-        that they should, the classes are the distinct labels, called by them. `class_names` and
-        `column_names` are what classes and features are called in tables and pictures.
-        In place of `client`, `partition` names a file that `save_partition` wrote.
-
-        `scale` and `impute` are described in `descant.core.preprocess`.
+        Ids are numbers or text; clients are numbered in sorted order, and named by their ids unless `names`
+        are given. Samples with id -1 belong to no client. Each client's rows are split into test, then
+        validation (a share of the rest), then training, stratified by class; rows of one `group` stay in one
+        split. Clients without enough rows for training and test are left out (see `notes`). `unseen` clients,
+        chosen by the seed, come last and never train. Integers in `y` are classes; unless `classes` is given,
+        labels with gaps are renumbered. `partition` is a file that `save_partition` wrote, in place of
+        `client`. `scale` and `impute` are described in `descant.core.preprocess`.
         """
-        from descant.core.labels import as_classes  # which belong to the data, and these to the pool
+        from descant.core.labels import as_classes
         from descant.core.notes import about_labels
         from descant.core.preprocess import Preprocess
 
@@ -205,19 +197,19 @@ class Federation:
                 raise UsageError("the partition says which client, name and split each row has, and who is "
                                  "unseen: leave out client, names, group and unseen")
             division = Division.read(partition, fingerprint_of(xt, yt))
-            made = cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
-            return dataclasses.replace(made, notes=about_labels(labels) + made.notes)
-        if client is None:
-            raise UsageError("client is missing: give the id of each sample's client, or a saved partition")
-        ids, groups = _as_ids(client, "client"), None if group is None else _as_ids(group, "group")
-        if not len(xt) == len(yt) == len(ids):
-            raise UsageError(f"x has {len(xt)} rows, y {len(yt)} and client {len(ids)}: "
-                             "they must describe the same samples")
-        if groups is not None and len(groups) != len(ids):
-            raise UsageError(f"group has {len(groups)} rows, but x has {len(ids)}: give each sample one")
-        division = Division.of(
-            ids, labels=yt.numpy() if classes is not None and yt.dim() == 1 else None, group=groups,
-            test=test, validation=validation, seed=seed, unseen=unseen, names=names)
+        else:
+            if client is None:
+                raise UsageError("client is missing: give the id of each sample's client, or a saved "
+                                 "partition")
+            ids, groups = _as_ids(client, "client"), None if group is None else _as_ids(group, "group")
+            if not len(xt) == len(yt) == len(ids):
+                raise UsageError(f"x has {len(xt)} rows, y {len(yt)} and client {len(ids)}: "
+                                 "they must describe the same samples")
+            if groups is not None and len(groups) != len(ids):
+                raise UsageError(f"group has {len(groups)} rows, but x has {len(ids)}: give each sample one")
+            division = Division.of(
+                ids, labels=yt.numpy() if classes is not None and yt.dim() == 1 else None, group=groups,
+                test=test, validation=validation, seed=seed, unseen=unseen, names=names)
         made = cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
         return dataclasses.replace(made, notes=about_labels(labels) + made.notes)
 
@@ -296,7 +288,7 @@ def _as_tensor(values: Any, name: str) -> Tensor:
 
 
 def _as_ids(values: Any, name: str) -> np.ndarray:
-    """Numbers or text that say whose each row is."""
+    """One id for each row: numbers or text."""
     ids = np.asarray(values)
     missing = ids.dtype.kind == "f" and bool(np.isnan(ids).any())
     if ids.ndim != 1 or ids.dtype.kind not in "biufUS" or missing:

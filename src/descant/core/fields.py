@@ -1,9 +1,8 @@
-"""Hyper-parameters as dataclass fields that know their meaning and their range.
+"""Hyper-parameters as dataclass fields with a meaning and a range.
 
-Everything a user can set (algorithms, solvers, partitions, datasets, models, the sections of an
-experiment) is a frozen dataclass whose fields are made by `hyper`. Three things follow, written
-once: values are checked when the object is made, a table from TOML becomes the object (`parse`) and
-back (`dump`), and `descant show` can print each field with its default and its meaning (`describe`).
+Everything that a user can set is a frozen dataclass whose fields are made by `hyper`: values are checked when
+the object is made, TOML tables become objects (`parse`) and back (`dump`), and `descant show` prints the
+fields (`describe`).
 """
 
 from __future__ import annotations
@@ -117,8 +116,8 @@ def dump(value: Any) -> Any:
 
 
 def foreign(cls: type, table: Mapping[str, Any]) -> str | None:
-    """The field whose dumped value was an object of a user's class, which no table makes again: one that
-    takes any object of some base class, with a name that is none of the named ones'."""
+    """The field whose dumped value was an object of a user's class, which no table can make: its type is an
+    abstract base class, and its name not one of descant's."""
     for field, hint in _hints(cls).items():
         options = _options(hint)
         value = table.get(field)

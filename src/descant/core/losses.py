@@ -1,4 +1,4 @@
-"""The losses that have a name: of each sample, and their slopes for the outputs."""
+"""The named losses: of each sample, and their derivatives by the outputs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LossName: TypeAlias = Literal["cross_entropy", "binary_cross_entropy", "mse"]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (outputs [B, ...], targets) -> losses [B]
 
 
-class Sloped(NamedTuple):
+class LossSlopes(NamedTuple):
     """The losses of the samples of some clients, with their derivatives."""
 
     losses: Tensor  # [clients, B]
-    slopes: Tensor  # [clients, B, ...] of each sample's loss for its own outputs
+    slopes: Tensor  # [clients, B, ...] by the sample's own outputs
 
 
 def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -26,24 +26,24 @@ def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)  # sequences: mean over positions
 
 
-def _sloped_cross_entropy(outputs: Tensor, y: Tensor) -> Sloped:
+def _sloped_cross_entropy(outputs: Tensor, y: Tensor) -> LossSlopes:
     log_p, at = torch.log_softmax(outputs, 2), y.unsqueeze(2)
     losses = log_p.gather(2, at).neg_().squeeze(2)
     minus_one = torch.full_like(at, -1, dtype=log_p.dtype)
     slopes = log_p.exp_().scatter_add_(2, at, minus_one)  # p - (1 at the target)
     if losses.dim() > 2:
         losses, slopes = losses.flatten(2).mean(2), slopes / losses[0, 0].numel()
-    return Sloped(losses, slopes)
+    return LossSlopes(losses, slopes)
 
 
 def _binary_cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs.reshape(y.shape), y.to(outputs.dtype), reduction="none")
 
 
-def _sloped_binary_cross_entropy(outputs: Tensor, y: Tensor) -> Sloped:
+def _sloped_binary_cross_entropy(outputs: Tensor, y: Tensor) -> LossSlopes:
     y = y.to(outputs.dtype)
     losses = F.binary_cross_entropy_with_logits(outputs.reshape(y.shape), y, reduction="none")
-    return Sloped(losses, torch.sigmoid(outputs) - y.reshape(outputs.shape))
+    return LossSlopes(losses, torch.sigmoid(outputs) - y.reshape(outputs.shape))
 
 
 def _mse(outputs: Tensor, y: Tensor) -> Tensor:
@@ -51,9 +51,9 @@ def _mse(outputs: Tensor, y: Tensor) -> Tensor:
     return error.square() if error.dim() == 1 else error.square().flatten(1).mean(1)
 
 
-def _sloped_mse(outputs: Tensor, y: Tensor) -> Sloped:
+def _sloped_mse(outputs: Tensor, y: Tensor) -> LossSlopes:
     error = outputs - y.reshape(outputs.shape)
-    return Sloped(error.square().flatten(2).mean(2) if error.dim() > 2 else error.square(),
+    return LossSlopes(error.square().flatten(2).mean(2) if error.dim() > 2 else error.square(),
                   error * (2 / error[0, 0].numel()))
 
 
@@ -62,7 +62,7 @@ LOSSES: dict[str, Loss] = {
     "binary_cross_entropy": _binary_cross_entropy,
     "mse": _mse,
 }
-SLOPED: dict[str, Callable[[Tensor, Tensor], Sloped]] = {  # of several clients
+SLOPED: dict[str, Callable[[Tensor, Tensor], LossSlopes]] = {  # of several clients
     "cross_entropy": _sloped_cross_entropy,
     "binary_cross_entropy": _sloped_binary_cross_entropy,
     "mse": _sloped_mse,
@@ -70,5 +70,5 @@ SLOPED: dict[str, Callable[[Tensor, Tensor], Sloped]] = {  # of several clients
 
 
 def default_loss(classes: int | None) -> LossName:
-    """The loss that fits the targets: class numbers, or real values."""
+    """The usual loss for class numbers, or for real targets."""
     return "mse" if classes is None else "cross_entropy"

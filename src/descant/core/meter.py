@@ -1,7 +1,7 @@
-"""What the local work of a round cost and reached: gradient steps, and the loss on the way.
+"""Gradient steps and training loss of the clients' work.
 
-Algorithms do not count. `Task.grad` reports to the meter that the engine has opened, and the engine
-says for how many clients the call stands (a vectorised chunk makes one call for all its clients).
+Methods do not count: `Task.grad` reports to the meter that the engine has opened, and the engine says for how
+many clients a call stands (a vectorised chunk makes one call for all).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Meter:
         self.gathering = 0.0  # seconds for drawing and looking up batches
 
     def stand_for(self, clients: int, active: Tensor | None) -> None:
-        """From now on a call stands for that many clients; `active` tells whether this one is among
-        them (None: all are)."""
+        """From now on a call stands for so many clients; `active`: whether this one is among them (None:
+        all)."""
         self.clients = clients
         self.active = active
 
@@ -38,7 +38,7 @@ class Meter:
 
     @contextmanager
     def gathers(self) -> Iterator[None]:
-        """What is done inside is not yet learning."""
+        """Time spent here counts as data loading."""
         start = time.perf_counter()
         yield
         self.gathering += time.perf_counter() - start

@@ -1,8 +1,7 @@
 """Random numbers that depend only on what they are for.
 
-Every draw comes from a stream named by (seed, purpose, keys): the batches of client 7 in round 3 are
-the same on every backend, in every order of the cohort, after a resume, and on a real node. There is
-no global generator anywhere in descant.
+Every draw comes from a stream named by (seed, purpose, keys): the batches of client 7 in round 3 are the same
+on every backend, after a resume, and on a real node. descant has no global generator.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def fold(key: Tensor, number: int) -> Tensor:
 def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Uniform numbers in [0, 1) that are a pure function of `key` (one int64, or several: a row for each).
 
-    torch's own generators are stateful and cannot be vectorised over clients with a stream each; a
-    counter-based generator (the output function of SplitMix64 on key + counter) can.
+    torch's stateful generators cannot be vectorised over clients; a counter-based one (SplitMix64's output
+    function on key + counter) can.
     """
     count = 1
     for n in shape:

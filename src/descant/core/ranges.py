@@ -1,8 +1,7 @@
 """Where a hyper-parameter's good values are looked for: what `hyper(..., search=...)` declares.
 
-The bounds of a field say what is allowed; its range, what is worth trying: as a rule what the method's
-paper tried. Only fields that leave the cost of a round as it is have one, since a search gives every trial
-the same budget.
+The bounds of a field say what is allowed, its range what is worth trying: as a rule what the method's paper
+tried. Only fields that do not change the cost of a round have one, since all trials have the same budget.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the rows of a pool are divided: which client owns which, and in which split."""
+"""Splits: which client owns which rows, and in which split."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from descant.errors import UsageError
 SplitName: TypeAlias = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
-_MOST_NOTES = 10  # clients that are reported one by one; the others are counted
+_MOST_NOTES = 10  # clients that are named; the others are counted
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Ragged lists of pool indices, one per client, end to end: client i has [offsets[i], offsets[i+1])."""
+    """Lists of rows, one per client, end to end: client i has indices[offsets[i]:offsets[i+1]]."""
 
     indices: np.ndarray  # int64 [total]
     offsets: np.ndarray  # int64 [clients + 1]
@@ -55,7 +55,7 @@ class Table:
 
 
 class Division(NamedTuple):
-    """Who owns which rows of a pool, and in which split; the last `unseen` clients never train."""
+    """Who owns which rows, and in which split; the last `unseen` clients never train."""
 
     train: Table
     validation: Table
@@ -79,12 +79,11 @@ class Division(NamedTuple):
         unseen: int = 0,
         names: Sequence[str] | None = None,
     ) -> Division:
-        """Splits each client's rows; the arguments are those of `Federation.from_arrays`.
+        """Split each client's rows; the arguments are those of `Federation.from_arrays`.
 
-        `split` is the seed of the splits where it is another than that of the federation, and `fold` as in
-        `split_rows`: neither changes who the clients are, nor who of them is unseen. A client that cannot
-        have both a training and a test row is left out, and a note says so. Clients keep their number (the
-        rank of their id) as the key of their split, whoever is left out.
+        `split` is the seed of the splits, if not `seed`, and `fold` as in `split_rows`: neither changes the
+        clients or who is unseen. A client without a training and a test row is left out, with a note. The
+        rank of a client's id is the key of its split, whoever is left out.
         """
         for name, share in (("test", test), ("validation", validation)):
             if not 0 <= share < 1:
@@ -151,12 +150,12 @@ def split_rows(
     """One client's rows as (train, validation, test).
 
     Stratified: the shuffled rows are ordered by label and every (1/share)-th is taken. Rows of one group
-    go together: then groups are counted in place of rows, and ordered by the label of their first row.
-    Depends only on the seed, the client's number and its own rows, so that a real node makes the same
-    split. At least one row (or group) is left for training; with two there is one for testing.
+    stay together: groups are then counted instead of rows, ordered by the label of their first row. The split
+    depends on the seed, the client's number and its own rows only, so that a real node makes the same. At
+    least one row (or group) is left for training; of two, one is for testing.
 
-    With `fold`, the test rows are one of `folds_of(test)` parts, by a deal that the seed makes: over the
-    folds, every row is tested once. Whoever has fewer rows than there are folds has folds without a test row.
+    With `fold`, the test rows are one of `folds_of(test)` parts, so that every row is tested in one fold. A
+    client with fewer rows than folds has folds without a test row.
     """
     tables, _ = _split(rows, np.array([len(rows)]), labels, group, seed, np.array([client]), test, validation,
                        fold)
@@ -164,8 +163,7 @@ def split_rows(
 
 
 def folds_of(test: float, fold: int = 0) -> int:
-    """Into how many parts cross-validation divides the rows, for about this share of them in each; `fold`
-    must be one of them."""
+    """The number of folds with about this share of the rows in each; `fold` must be one of them."""
     if not 0 < test <= 0.5:
         raise UsageError(f"data.test = {test:g} makes no folds: for cross-validation, set it to a share of "
                          "at most 0.5, such as 0.2 for five folds")
@@ -180,8 +178,8 @@ def _split(
     rows: np.ndarray, sizes: np.ndarray, labels: np.ndarray | None, group: np.ndarray | None, seed: int,
     clients: np.ndarray, test: float, validation: float, fold: int | None = None,
 ) -> tuple[list[Table], np.ndarray]:
-    """`split_rows` for many clients at once, whose rows lie end to end: the three tables, and how many
-    units (rows, or groups of rows) each client has."""
+    """`split_rows` for many clients, whose rows lie end to end: the three tables, and each client's number of
+    units (rows, or groups)."""
     owner = np.repeat(np.arange(len(sizes)), sizes)
     if group is None:
         unit, first, units = np.arange(len(rows)), np.arange(len(rows)), sizes
@@ -203,7 +201,7 @@ def _split(
         tested, order = _take_spread(order, units, n_test)
     else:
         count = folds_of(test, fold)
-        # each client begins the deal elsewhere, lest the first fold has the odd rows of them all
+        # clients start at different folds, lest fold 0 gets the odd rows of all
         first_fold = np.array([numbers.integers(count) for numbers in streams])
         is_tested = (_counters(units) + np.repeat(first_fold, units)) % count == fold
         n_test = np.bincount(owner[first][order][is_tested], minlength=len(sizes))
@@ -220,8 +218,7 @@ def _split(
 
 
 def _take_spread(order: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """From each of the lists that lie end to end in `order`, `counts` entries that are evenly spread over
-    it, and the others."""
+    """From each of the lists that lie end to end in `order`, `counts` evenly spread entries; and the rest."""
     start = np.cumsum(sizes) - sizes
     chosen = np.zeros(len(order), bool)
     place = (_counters(counts) + 0.5) * np.repeat(sizes, counts) / np.repeat(np.maximum(counts, 1), counts)

@@ -1,4 +1,4 @@
-"""A task: what is to be minimised, as a function of a model, and how well a model does."""
+"""A task: the loss of a model, its gradient, predictions and figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """A gradient of the mean loss over a batch, with what the same pass gave besides."""
+    """The gradient of the mean loss over a batch, with loss and statistics of the same pass."""
 
     loss: Tensor
     theta: Tensor  # [d]
@@ -62,7 +62,7 @@ class Task(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash of what is to be minimised, as far as it is data: initial model, constants, loss."""
+        """A hash of the initial model, constants and loss."""
 
     @abstractmethod
     def losses(self, model: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor]:
@@ -78,14 +78,14 @@ class Task(ABC):
 
     @abstractmethod
     def tally(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """What the figures of outputs are made of, as sums over the rows that count (float64)."""
+        """Sums over the rows that count (float64), from which the figures follow."""
 
     @abstractmethod
     def figures(self, tally: Tensor) -> Tensor:
         """The figures `metric_names` of a tally, or of a sum of tallies; NaN where no row counted."""
 
     def auroc(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The area under the ROC curve of outputs on a whole split []; NaN where that means nothing."""
+        """The AUROC of outputs on a whole split []; NaN if undefined."""
         return torch.full((), torch.nan, dtype=torch.float64)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -94,11 +94,11 @@ class Task(ABC):
 
     @property
     def alone(self) -> str | None:
-        """Why clients cannot be run together; None where they can."""
+        """Why clients cannot run together; None if they can."""
         return None
 
     def move_to(self, device: torch.device) -> None:  # noqa: B027 - most tasks have nothing to move
-        """Move what is neither learned nor given with a call, such as frozen parameters."""
+        """Move constants, such as frozen parameters."""
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """The mean loss over a batch."""
@@ -130,8 +130,7 @@ class Task(ABC):
         return Gradient(loss, gradient, stats)
 
     def hessian(self, model: Model, batch: Batch, v: Tensor) -> Tensor:
-        """The Hessian of the mean training loss over a batch, times v [d]. It costs as much as two gradients
-        and counts as such."""
+        """The Hessian of the mean training loss over a batch, times v [d]; it counts as two gradients."""
 
         def slope(theta: Tensor) -> Tensor:
             def objective(theta: Tensor) -> Tensor:
@@ -172,7 +171,7 @@ class FunctionTask(Task):
         return self._losses(model.theta, batch.x, batch.y), model.stats
 
     def predict(self, model: Model, x: Tensor) -> Tensor:
-        """The model itself for every sample: a function of a vector predicts nothing else."""
+        """The model itself for every sample."""
         return model.theta.expand(len(x), -1)
 
     def row_losses(self, outputs: Tensor, batch: Batch) -> Tensor:

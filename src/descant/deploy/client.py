@@ -30,7 +30,7 @@ from descant.deploy.protocol import PROTOCOL, RemoteExperiment, Shapes, received
 from descant.deploy.transport import Payload, Rejected
 from descant.engine.personal import job_for
 from descant.engine.store import ASKED
-from descant.engine.work import Job, LocalResult, Scored, Work
+from descant.engine.work import ClientScores, Job, LocalResult, Work
 from descant.errors import DescantError, UsageError
 from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
@@ -222,7 +222,7 @@ class Client:
         self._observer.finished(figures, place)
         return WireMessage({"number": number, "figures": figures})
 
-    def _figures(self, joined: Membership, scored: Scored) -> dict[str, Any]:
+    def _figures(self, joined: Membership, scored: ClientScores) -> dict[str, Any]:
         named = {"personal": scored.personal} | ({} if scored.shared == () else {"shared": scored.shared})
         names = joined.task.metric_names
         return {who: {name: float(value) for name, value in

@@ -1,10 +1,8 @@
 """The batches of a chunk of clients, and one client's view of them.
 
-A chunk is a few clients that are run together. Its clients differ in their numbers of batches and in
-the sizes of these, so index tables are padded to a common shape, and two things make padding
-invisible: rows that only fill up a batch have weight False, and on steps that a client does not have
-its whole carry stays as it was. Which steps and batches are whole for every client is known before
-the chunk runs, so that equal clients pay for neither. The padding of a client is its own rows.
+A chunk is a few clients that run together. Index tables are padded to a common shape, and padding has no
+effect: padding rows have weight False, and a client's carry does not change on steps that it does not have.
+Clients of equal size pay for neither. The padding of a client is its own rows.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from descant.core.tree import Tree, map_tree
 from descant.errors import UsageError
 
 SCORED = 128  # rows per pass where a split is only predicted
-GATHERED = 2**20  # bytes of samples that are looked up at once, for some batches: they stay in the cache
+GATHERED = 2**20  # bytes of samples that are looked up at once: they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class LocalWork(Checked):
 
 
 class ClientTensors(NamedTuple):
-    """What one client's view is made of; with a leading axis, a chunk's."""
+    """The tensors of one client's view; with a leading axis, of a chunk."""
 
     size: Tensor  # [] training rows
     steps: Tensor  # [] local steps
@@ -70,12 +68,12 @@ class ClientTensors(NamedTuple):
     validation: Tensor
     test: Tensor
     counts: Tensor  # [3] ... and how many of them are real
-    truth: Tree = ()  # [d] the client's true model, where it is known and what is learned is scored
+    truth: Tree = ()  # [d] the client's true model, where it is known and scored
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a chunk before it runs: nothing here may depend on one client alone."""
+    """What is known of a chunk before it runs; the same for all its clients."""
 
     x: Tensor  # [n, ...] the pool
     y: Tensor  # [n, ...]
@@ -84,9 +82,9 @@ class Plan:
     per_step: int  # batches that each local step takes
     widths: tuple[int, ...]  # rows of each batch, padding included
     gathered: tuple[range, ...]  # the batches in groups that are looked up at once
-    whole: tuple[bool, ...]  # whether no active client's batch has padding
+    whole: tuple[bool, ...]  # whether no batch of an active client has padding
     active: tuple[int, ...]  # how many clients have this batch
-    full_pass: int  # gradient steps that a pass over all training rows counts, summed over the chunk
+    full_pass: int  # gradient steps of a pass over all training rows, summed over the chunk
     draws: bool  # whether the task needs random numbers
 
 
@@ -145,7 +143,7 @@ class View:
             yield self._samples(rows[start : start + SCORED])
 
     def targets(self, split: SplitName, with_x: bool) -> Batch:
-        """The targets of all rows of a split, padded; their samples only if asked for: they are large."""
+        """The targets of a split, padded; with the samples, which are large, only if asked for."""
         rows, count = self._split(split)
         x = self._samples(rows) if with_x else rows[:0]
         return Batch(x, self._plan.y[rows], torch.arange(len(rows)) < count)
@@ -175,7 +173,7 @@ class View:
         """Samples as they lie in the pool."""
         def found(rows: Tensor) -> tuple[Tensor]:
             x = self._plan.x
-            # as embeddings are: row by row, several times faster than indexing
+            # several times faster than indexing
             return (F.embedding(rows, x.reshape(len(x), -1)).reshape(*rows.shape, *x.shape[1:]),)
 
         return (over_clients(found, rows) or found(rows))[0]
@@ -272,8 +270,7 @@ def _groups(widths: np.ndarray, rows: int) -> tuple[range, ...]:
 
 
 def _shares(own: np.ndarray, count: int) -> list[np.ndarray]:
-    """A client's rows dealt out in turn, so that the shares are alike even where rows are sorted by class.
-    Rows that are too few for that stay together."""
+    """A client's rows in `count` interleaved shares (rows may be sorted by class); one share if too few."""
     return [own[k::count] for k in range(count)] if len(own) >= count else [own]
 
 
@@ -304,15 +301,12 @@ def _shuffled(generator: np.random.Generator, own: np.ndarray, count: int, in_or
 
 
 def _padded(table: Table, clients: np.ndarray) -> np.ndarray:
-    """The clients' rows side by side, short lists filled up with the client's last row.
-
-    There is always a first column: what is computed on no rows at all is NaN, alone as in a chunk.
-    """
+    """The clients' rows side by side, padded with the client's last row; at least one column."""
     sizes = table.sizes[clients]
     column = np.arange(max(1, int(sizes.max())))
     if not len(table.indices):
         return np.zeros((len(clients), 1), np.int64)
     offset = np.maximum(np.minimum(column[None, :], sizes[:, None] - 1), 0)
-    # whoever has nothing gets somebody's row, with weight False
+    # a client without rows gets another's, with weight False
     at = np.minimum(table.offsets[clients][:, None] + offset, len(table.indices) - 1)
     return np.asarray(table.indices[at])

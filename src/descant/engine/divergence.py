@@ -1,28 +1,20 @@
-"""When a client's model is called diverged, so that nobody takes its figures for a result.
+"""When a client's model counts as diverged, so that nobody takes its figures for a result.
 
-A loss is measured by two that everybody can have: that of the best constant prediction, and that of the
-initial model. The larger of them is the client's level. A model has diverged where
+A client's level is the larger of two losses: of the best constant prediction, and of the initial model. A
+model has diverged if its loss is
 
-    its loss is not finite; or
-    it is more than FAR times the level, and the model is not clearly more accurate than a constant; or
-    it is more than LOST times the level, whatever its accuracy.
+    not finite; or
+    more than FAR times the level, and the model is not clearly more accurate than a constant (a sure and
+    mostly right classifier is overconfident, not diverged); or
+    more than LOST times the level: in float32, steps of any sensible size are then lost in rounding.
 
-Why so. The constant of a classifier is the uniform prediction, with the loss log C for everyone. The entropy
-of the classes would be less, but 10 times the entropy of very unbalanced classes is below the log C at which
-an untrained model begins; and that of one client is 0 where it has a single class. The constant of a
-regression is the mean of all training targets, or 0 for a client whose own targets lie elsewhere: a model
-that has only begun to learn targets around 1000 has not diverged. Where the loss is the user's own, the
-initial model alone tells its level.
+The constant of a classifier is the uniform prediction, with loss log C: a client with a single class has
+entropy 0. That of a regression is the mean of all training targets, or 0 if that is worse for a client. With
+a user's own loss only the initial model sets the level.
 
-FAR: a mean cross-entropy of 10 log C means that the classes that were right had a probability of C^-10 in the
-(geometric) mean. A classifier can be that sure and mostly right, and is then overconfident, not diverged;
-hence the look at its accuracy. Beyond LOST that does not help: outputs of a million, in float32, are held to
-a tenth, and steps of any sensible size are lost in rounding.
-
-Training tells no accuracy, and what a client meets in a round may be a model that others have pulled far
-away: the mean loss on the way is called diverged beyond SOARING times the level. As divergence grows by a
-factor with every step, that comes only a few rounds later. On a server without data the level of what is not
-a classification is not known; the loss of the first round stands in for it.
+Training reports no accuracy, and a client may start a round from a model that others pulled far away. So its
+mean loss counts as diverged beyond SOARING times the level. A server without data uses the loss of the first
+round as the level, except for classifiers.
 """
 
 from __future__ import annotations
@@ -44,14 +36,14 @@ if TYPE_CHECKING:
 FAR = 10.0
 SOARING = 1000.0
 LOST = 1e6
-CLEARLY = 0.25  # share of the errors of a constant prediction that a clearly better model avoids
+CLEARLY = 0.25  # of a constant prediction's errors, the share that a clearly better model avoids
 ASKED, ROWS = 25, 8  # clients, and rows of each, that show the loss of the initial model
 
 CLASSIFIERS = ("cross_entropy", "binary_cross_entropy")
 
 
 class Levels:
-    """What the losses of a run's clients are measured by. Nothing is calculated before it is needed."""
+    """The levels of a run's clients, computed when they are first needed."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -60,8 +52,7 @@ class Levels:
         self._known: dict[SplitName, tuple[np.ndarray, np.ndarray]] = {}
 
     def diverged(self, figures: torch.Tensor, split: SplitName, clients: np.ndarray) -> np.ndarray:
-        """Which clients' models have, by their figures [n, metrics] on a split, those of the task first;
-        without rows, none."""
+        """Which clients' models have diverged, by their figures [n, metrics] on a split."""
         metrics = self._task.metric_names
         has_rows = self._federation.split(split).sizes[clients] > 0
         values = dict(zip(metrics, figures[:, : len(metrics)].double().numpy().T, strict=True))
@@ -78,8 +69,8 @@ class Levels:
         return np.asarray(has_rows & (~finite | far))
 
     def soars(self, loss: float, first: float) -> bool:
-        """Whether the mean training loss of a round says so; `first` is that of the first round."""
-        if math.isnan(loss):  # nothing was measured: models that are not finite are rejected elsewhere
+        """Whether the mean training loss of a round has; `first` is that of the first round."""
+        if math.isnan(loss):  # nothing was measured
             return False
         constant = float(self._constant("train")[0][: self._federation.population].mean())
         if loss <= SOARING * constant:
@@ -89,8 +80,7 @@ class Levels:
 
     @cached_property
     def initial(self) -> float:
-        """The mean loss of the initial model: the largest of some clients' own. NaN where rows are elsewhere.
-        """
+        """The largest mean loss of the initial model among some clients; NaN if their rows are remote."""
         if self._federation.is_remote:
             return math.nan
         asked = np.unique(np.linspace(0, self._federation.population - 1, ASKED).astype(int))
@@ -106,7 +96,7 @@ class Levels:
         return max((loss for loss in found if math.isfinite(loss)), default=math.nan)
 
     def _constant(self, split: SplitName) -> tuple[np.ndarray, np.ndarray]:
-        """The loss and the accuracy of constant predictions for each client; NaN where they are not known."""
+        """The loss and the accuracy of constant predictions for each client; NaN if unknown."""
         if split not in self._known:
             self._known[split] = self._losses_of_constants(split), self._shares_of_largest(split)
         return self._known[split]
@@ -126,8 +116,7 @@ class Levels:
         return np.asarray(np.fmax(squares, float(seen.var(0, correction=0).mean())))
 
     def _shares_of_largest(self, split: SplitName) -> np.ndarray:
-        """The share of each client's most frequent class among its rows: at least 1 / C, which alone is known
-        of rows that are elsewhere."""
+        """The share of each client's most frequent class; 1 / C if its rows are remote."""
         classes = getattr(self._task, "classes", None) or 1
         share = np.full(self._federation.everyone, 1 / classes)
         if self._federation.is_remote or "accuracy" not in self._task.metric_names:
@@ -145,15 +134,15 @@ def _sums(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def symptom(loss: float, scored: dict[str, Any] | None, levels: Levels, first: float) -> str | None:
-    """What says that the models of a round have diverged, in a few words; None if nothing does. `loss` is
-    that of training, `first` that of the first round, `scored` the figures of the personal models."""
+    """The sign that the models of a round have diverged, or None. `loss` is that of training, `first` that of
+    the first round, `scored` the figures of the personal models."""
     if scored is not None and scored["diverged"]:
         return f"{whose(scored)} diverged{_height(scored)}"
     return f"the training diverges: its mean loss is {loss:.3g}" if levels.soars(loss, first) else None
 
 
 def whose(scored: dict[str, Any]) -> str:
-    """Of how many clients the models have."""
+    """The subject of a sentence about diverged models."""
     count, clients = scored["diverged"], scored["clients"]
     return f"the models of {'all' if count == clients else f'{count} of'} {clients} clients have"
 
@@ -164,6 +153,5 @@ def _height(scored: dict[str, Any]) -> str:
 
 
 def has_diverged(scored: dict[str, Any] | None) -> bool:
-    """Whether the models of a round, by its figures of personal models, are no result: those of half of the
-    clients or more. Fewer are told, and left to the reader."""
+    """Whether the models of half of the clients or more have diverged: then the round is no result."""
     return scored is not None and 2 * scored["diverged"] >= max(1, scored["clients"] - scored["failed"])

@@ -1,4 +1,4 @@
-"""How well the clients are served: personal and global models on the clients' own held-out data."""
+"""Evaluation: personal and global models on the clients' own held-out data."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ class Figures(NamedTuple):
 
     validation: Tensor  # [n, metrics]
     test: Tensor  # [n, metrics]
-    error: Tensor  # [n] distance from the true model; NaN where that is not known
+    error: Tensor  # [n] squared distance from the true model; NaN if unknown
 
 
-class Diverged(NamedTuple):
-    """Whose personal models have diverged, by the rows of each split; not those that could not be scored."""
+class Divergence(NamedTuple):
+    """Which personal models have diverged, by the rows of each split."""
 
     validation: np.ndarray  # [n] bool
     test: np.ndarray  # [n] bool
 
 
 class Evaluation(NamedTuple):
-    """How well the clients are served after a round."""
+    """The figures of a round's models."""
 
     number: int
     clients: np.ndarray  # [n]
-    newcomer: np.ndarray  # [n] bool: never took part, scored by the newcomer rule
+    newcomer: np.ndarray  # [n] bool: never took part
     metrics: tuple[str, ...]
     lower_is_better: frozenset[str]  # of the metrics
     personal: Figures
     shared: Figures | None  # of the global model; the error is the same for all
-    pooled: Tensor | None  # of the global model on the union of the test splits; of sums, so without an AUROC
+    pooled: Tensor | None  # of the global model on all test rows; without the AUROC
     failed: dict[int, str]  # client -> why it could not be scored
-    diverged: Diverged
+    diverged: Divergence
 
 
 def evaluated_clients(population: int, settings: Eval, seed: int) -> np.ndarray:
@@ -60,7 +60,7 @@ def evaluated_clients(population: int, settings: Eval, seed: int) -> np.ndarray:
 
 
 def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evaluation:
-    """Score the present state, with the message that the server would send now."""
+    """Score the present state."""
     work = training.work
     names = (*work.task.metric_names, *([AUROC] if work.ranks else []))
     model = work.algorithm.global_model(training.server)
@@ -76,7 +76,7 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
 
     def figures(scores: Scores) -> Figures:
         of_each = vmap(work.task.figures)
-        # of each split an AUROC, or none: columns of one width or of none
+        # an AUROC for each split, or none
         areas = scores.auroc.to(work.task.dtype).tensor_split(2, 1)
         validation, test = (torch.cat([of_each(tallies), area], 1) for tallies, area in
                             zip((scores.validation, scores.test), areas, strict=True))
@@ -89,7 +89,7 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
             pooled = work.task.figures(tallies.sum(0))
     personal = figures(found.personal)
     scored = ~np.isin(clients, list(failed))
-    diverged = Diverged(*(scored & training.levels.diverged(getattr(personal, split), split, clients)
+    diverged = Divergence(*(scored & training.levels.diverged(getattr(personal, split), split, clients)
                           for split in ("validation", "test")))
     return Evaluation(training.number, clients, ~training.store.took_part(clients), names,
                       work.task.lower_is_better, personal, shared, pooled, failed, diverged)
@@ -114,7 +114,7 @@ def _global_error(training: Training, model: Model) -> Tensor:
 
 
 def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
-    """The figures of a round for people and files: {"personal": ..., "global": ...}."""
+    """The figures of a round as a plain table: {"personal": ..., "global": ...}."""
     n_of = {"validation": federation.validation.sizes[evaluation.clients],
             "test": federation.test.sizes[evaluation.clients]}
 
@@ -159,12 +159,9 @@ def _spread(values: np.ndarray, sizes: np.ndarray, lower_is_better: bool) -> dic
 
 
 def selection_key(evaluation: Evaluation, federation: Federation, metric: str) -> tuple[float, ...] | None:
-    """What the best round maximises: mean validation figures of the personal models; never test.
-
-    First, as few clients as possible that could not be scored or whose models have diverged; then the mean
-    of the metric that decides, over the clients where it is defined; then the loss. None without validation
-    data.
-    """
+    """What the best round maximises, on validation rows of the personal models: as few clients as possible
+    that failed or diverged; then the mean of the deciding metric where it is defined; then the loss. None
+    without validation data."""
     has_rows = federation.validation.sizes[evaluation.clients] > 0
     if not has_rows.any():
         return None
@@ -180,5 +177,5 @@ def selection_key(evaluation: Evaluation, federation: Federation, metric: str) -
         return (-lost, loss)
     defined = figures[metric][finite & np.isfinite(figures[metric])]
     sign = -1.0 if metric in evaluation.lower_is_better else 1.0
-    # where it is defined for nobody, as an AUROC of clients with one class each, the loss alone decides
+    # defined for no client (an AUROC where each has one class): the loss decides
     return (-lost, sign * float(defined.mean()) if len(defined) else 0.0, loss)

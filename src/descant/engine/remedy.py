@@ -1,4 +1,4 @@
-"""What to do when training diverges: the likely cause, the field to change, and the bound it must keep."""
+"""What to do when training diverges: the likely cause, the field to change, and its bound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKED, ROWS = 5, 200  # clients, and rows of each, whose losses' curvature is lo
 
 
 def remedy(work: Work) -> str:
-    """One sentence: a step that cannot work, features that are not scaled, or how small steps must be."""
+    """One sentence: a step that is too large, unscaled features, or how small steps must be."""
     if cautions := work.algorithm.cautions():
         return cautions[0]
     federation = work.federation
@@ -30,7 +30,7 @@ def remedy(work: Work) -> str:
     step = work.algorithm.local_step()
     if step is None:
         return "try smaller steps"
-    adapted = isinstance(getattr(work.algorithm, "solver", None), Adam)  # whose steps know no such bound
+    adapted = isinstance(getattr(work.algorithm, "solver", None), Adam)  # has no such bound
     if adapted or (L := curvature(work)) is None:
         return f"try smaller steps: a smaller algorithm.{step.field}"
     pull = f" + {step.pull:.3g}" if step.pull else ""
@@ -39,7 +39,7 @@ def remedy(work: Work) -> str:
 
 
 def curvature(work: Work) -> float | None:
-    """The largest curvature of some clients' losses at the initial model; None where it cannot be told."""
+    """The largest curvature of some clients' losses at the initial model; None if unknown."""
     task, federation = work.task, work.federation
     if federation.is_remote or work.device.type != "cpu":
         return None
@@ -47,7 +47,7 @@ def curvature(work: Work) -> float | None:
     for client in np.unique(np.linspace(0, federation.population - 1, ASKED).astype(int)):
         rows = torch.from_numpy(federation.train[client][:ROWS])
         batch = Batch(inputs(federation.x[rows], task.dtype), federation.y[rows])
-        with suppress(RuntimeError):  # a network of the user's own that has no second derivatives
+        with suppress(RuntimeError):  # a network without second derivatives
             found.append(smoothness(task, task.init(), batch))
     finite = [value for value in found if 0 < value < float("inf")]
     return max(finite, default=None)

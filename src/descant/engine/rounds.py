@@ -1,4 +1,4 @@
-"""Rounds: sample a cohort, let it work, check what comes back, aggregate."""
+"""Rounds: sample a cohort, train it, check the uploads, aggregate."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from descant.errors import DescantError, UsageError
 
 
 class RoundReport(NamedTuple):
-    """What a round came to."""
+    """The result of a round."""
 
     number: int
     participants: int  # clients that trained
-    rejected: dict[int, str]  # client -> why its upload was not taken
+    rejected: dict[int, str]  # client -> reason
     grad_steps: int
     bytes_down: int
     bytes_up: int
-    loss: float  # mean over the accepted clients of the training loss on the way
-    info: dict[str, Any]  # what the method reports
-    note: str | None  # what happened to the workers, or why clients could not be run together, if so
+    loss: float  # mean training loss of the accepted clients
+    info: dict[str, Any]  # the method's report
+    note: str | None  # about lost workers, or clients that were run one by one
 
 
 class NobodyLeft(DescantError):
     """Every upload of a round was rejected."""
 
 
-class Averaged(NamedTuple):
+class ServerWeights(NamedTuple):
     """Whose uploads the server averaged, with which weights."""
 
     clients: np.ndarray
@@ -58,7 +58,7 @@ class Training:
         self.work = work
         self.train = train
         self.number = 0
-        self.averaged: Averaged | None = None  # in the last round, where weights depend on the uploads
+        self.averaged: ServerWeights | None = None  # in the last round, where weights depend on the uploads
         self.watch = Stopwatch()
         federation = work.federation
         self._cohort_size = train.cohort_size(federation.population)
@@ -145,7 +145,7 @@ class Training:
         uploads = _chosen(taken.upload, np.flatnonzero(counted), len(counted))
         server, info = self.work.algorithm.aggregate(self.server, uploads, self.round_of(accepted[counted]))
         weights = info.get("client_weights")
-        self.averaged = None if weights is None else Averaged(accepted[counted], weights)
+        self.averaged = None if weights is None else ServerWeights(accepted[counted], weights)
         info = {key: value for key, value in info.items() if key != "client_weights"}
         if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
             raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
@@ -173,7 +173,7 @@ def _thinned(clients: np.ndarray, share: float, least: int, generator: np.random
 
 @contextmanager
 def _undone_on_failure(training: Training) -> Iterator[None]:
-    """A round that fails, or is interrupted, has not happened."""
+    """Undo a round that fails or is interrupted."""
     server, staged = training.server, training.store.staged
     try:
         yield

@@ -1,4 +1,4 @@
-"""The metric that decides: by what rounds are selected, trials judged and methods compared."""
+"""The deciding metric: it selects rounds, ranks trials and compares methods."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ENOUGH = 10  # ... and the client has so many
 IMPROVED = {"of a loss": 0.01, "of a share": 0.001}  # relative, and absolute
 
 
-class Deciding(NamedTuple):
-    """The metric that decides."""
+class DecidingMetric(NamedTuple):
+    """The metric that decides, and why if it is neither the usual one nor asked for."""
 
     name: str
-    why: str | None  # it is this one, where it is neither asked for nor the usual one
+    why: str | None
 
 
 def selecting(task: Task) -> tuple[str, ...]:
-    """The metrics that can select rounds: what is known of every evaluated round."""
+    """The metrics that can select rounds: those that every evaluation has."""
     has_classes = isinstance(task, ModuleTask) and task.classes is not None
     return (*task.metric_names, AUROC) if has_classes else task.metric_names
 
@@ -38,15 +38,15 @@ def usual(task: Task) -> str:
     return usual_of(task.metric_names)
 
 
-def deciding(wanted: str | None, task: Task, federation: Federation) -> Deciding:
-    """The metric that is asked for in `eval.metric`; else accuracy, or balanced accuracy where the classes
-    are so unbalanced that predicting the same for every row would look good; else the loss."""
+def deciding(wanted: str | None, task: Task, federation: Federation) -> DecidingMetric:
+    """The metric of `eval.metric`; else balanced accuracy for unbalanced classes, accuracy for others, and
+    the loss for regression."""
     if wanted is not None:
         _require_known(wanted, task, federation)
-        return Deciding(wanted, None)
+        return DecidingMetric(wanted, None)
     if "balanced_accuracy" in task.metric_names and (why := _unbalanced(federation)):
-        return Deciding("balanced_accuracy", why)
-    return Deciding(usual(task), None)
+        return DecidingMetric("balanced_accuracy", why)
+    return DecidingMetric(usual(task), None)
 
 
 def _require_known(wanted: str, task: Task, federation: Federation) -> None:
@@ -65,7 +65,7 @@ def _require_known(wanted: str, task: Task, federation: Federation) -> None:
 
 
 def _unbalanced(federation: Federation) -> str | None:
-    """What is unbalanced, in words; None where nothing is, or labels are on other machines."""
+    """What is unbalanced, in words; None if nothing is, or if the labels are remote."""
     if federation.is_remote or federation.classes is None:
         return None
     train, y = federation.train.pick(np.arange(federation.population)), federation.y.numpy()
@@ -85,11 +85,9 @@ def _unbalanced(federation: Federation) -> str | None:
 
 
 def idle(history: Sequence[Mapping[str, Any]], metric: str) -> int:
-    """For how many evaluations in a row the validation figures have not improved, by the rows of a run.
-
-    What improves is the mean of the metric that decides, or the mean loss: while a model still learns, an
-    accuracy can stay the same for long. Less than `IMPROVED` is no improvement, unless it adds up to that.
-    """
+    """For how many evaluations the validation figures have not improved: neither the mean of the deciding
+    metric nor the mean loss, since an accuracy can stay the same while a model learns. Changes below
+    `IMPROVED` count only when they add up."""
     best: dict[str, float] = {}  # the figures that the last improvement came to
     count = 0
     for row in history:

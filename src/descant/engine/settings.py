@@ -1,4 +1,4 @@
-"""What is common to all methods: the [train] and [eval] sections of an experiment."""
+"""The [train] and [eval] sections of an experiment."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The states of all clients, one row each, made only when a client first takes part.
+"""The states of all clients, one row each, made when a client first takes part.
 
-Rows lie in memory or in sparse files (one per tensor of the state, row = client), so that a client
-that never took part costs nothing. A round's new rows are staged: they can be read at once, and reach
-the arrays only with `write`, after whoever keeps a journal has made them safe.
+Rows lie in memory or in sparse files (one per tensor of the state), so that a client that never took part
+costs nothing. A round's new rows are staged: they can be read at once, but reach the arrays only with
+`write`, after the journal is safe.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ class Array(Protocol):
         """The clients' rows, as a copy."""
 
     def write(self, clients: np.ndarray, rows: Tensor) -> None:
-        """Replace the clients' rows; durable when it returns, where that means anything."""
+        """Replace the clients' rows; files are durable when it returns."""
 
 
 class MemoryArray:
     def __init__(self, template: Tensor, population: int) -> None:
-        # Zeros come from the system page by page, when they are touched; in small pages, else the first
-        # row of a client would fetch two megabytes.
+        # the system makes pages when they are touched; with huge pages a client's first row would take 2 MB
         dtype = template.numpy().dtype
         size = max(1, population * template.numel() * template.element_size())
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -54,11 +53,8 @@ class MemoryArray:
 
 
 class MappedArray:
-    """Rows in a sparse file: read through a memory map, written by `pwrite`.
-
-    Writing through the map would end in SIGBUS on a full disk, where `pwrite` fails with an error;
-    and flushing a large map costs by its size, where `fdatasync` costs by what was written.
-    """
+    """Rows in a sparse file: read through a memory map, written by `pwrite`. On a full disk, writing through
+    the map would raise SIGBUS; and flushing a map costs by its size, not by what was written."""
 
     def __init__(self, template: Tensor, population: int, path: Path, read_only: bool) -> None:
         self._row_bytes = template.numel() * template.element_size()
@@ -82,7 +78,7 @@ class MappedArray:
 
 
 def require_files(directory: Path, template: Tree, population: int) -> None:
-    """Make sure that a store's files are there and whole, before they are opened."""
+    """An error if a store's files are missing or have the wrong size."""
     for name, leaf in leaves(template):
         path, size = directory / f"{name}.bin", population * leaf.numel() * leaf.element_size()
         found = path.stat().st_size if path.exists() else 0
@@ -109,24 +105,24 @@ def _check_sums(rows: Tree, at: Iterable[int]) -> np.ndarray:
     return np.array(sums, np.int64)
 
 
-class Staged(NamedTuple):
+class StagedRows(NamedTuple):
     clients: np.ndarray  # ascending
     rows: Tree  # [clients, ...]
-    before: np.ndarray  # [clients] their last rounds until then
+    before: np.ndarray  # [clients] their last rounds before
 
 
 class ClientStore:
-    """The states of the population; those who never took part are in the state `template`."""
+    """The states of the population; a client that never took part is in the state `template`."""
 
     def __init__(self, template: Tree, population: int, directory: Path | None = None, *,
                  read_only: bool = False) -> None:
         self.template = template
         self.population = population
-        self.last_round = np.zeros(population, np.int64)  # the last one that counted; 0: never; or ASKED
-        self.check_sums = np.zeros(population, np.int64)  # of the rows; kept for what lies on disk
-        self._unchecked = np.zeros(population, bool)  # rows that somebody else wrote
+        self.last_round = np.zeros(population, np.int64)  # in which they took part; 0: never; or ASKED
+        self.check_sums = np.zeros(population, np.int64)  # of the rows on disk
+        self._unchecked = np.zeros(population, bool)  # rows that another process wrote
         self._directory = directory
-        self._nothing = Staged(np.zeros(0, np.int64), map_tree(lambda t: t[None][:0], template),
+        self._nothing = StagedRows(np.zeros(0, np.int64), map_tree(lambda t: t[None][:0], template),
                                np.zeros(0, np.int64))
         self.staged = self._nothing
         if directory is not None and not read_only:
@@ -134,11 +130,11 @@ class ClientStore:
         self._arrays: dict[str, Array] = {
             name: MemoryArray(leaf, population) if directory is None
             else MappedArray(leaf, population, directory / f"{name}.bin", read_only)
-            for name, leaf in leaves(template) if leaf.numel()  # what has no elements needs no row
+            for name, leaf in leaves(template) if leaf.numel()  # empty tensors need no row
         }
 
     def took_part(self, clients: np.ndarray) -> np.ndarray:
-        """Whether each of the clients ever did; those beyond the population (held out) never do."""
+        """Whether each of the clients ever did; held-out clients, beyond the population, never do."""
         return np.asarray(self._last(clients) > 0)
 
     def _has_row(self, clients: np.ndarray) -> np.ndarray:
@@ -171,7 +167,7 @@ class ClientStore:
 
     def stage(self, clients: np.ndarray, rows: Tree, number: int | np.ndarray) -> None:
         """New states of clients (ascending) after round `number` (ASKED: after an opening)."""
-        self.staged = Staged(clients, rows, self.last_round[clients])
+        self.staged = StagedRows(clients, rows, self.last_round[clients])
         self.last_round[clients] = number
         self._note(clients, rows)
 
@@ -186,7 +182,7 @@ class ClientStore:
         self.staged = self._nothing
 
     def follow(self, other: ClientStore, clients: np.ndarray) -> None:
-        """Take over the states of some clients, and all the rest of the bookkeeping, from another store."""
+        """Copy the states of some clients, and all bookkeeping, from another store."""
         for start in range(0, len(clients), 256):  # bounded memory, whatever the population
             part = clients[start : start + 256]
             rows = other.read(part)
@@ -195,19 +191,19 @@ class ClientStore:
         self.last_round[:] = other.last_round
 
     def restore(self, last_round: np.ndarray, check_sums: np.ndarray) -> None:
-        """Take over the bookkeeping of a store that another process wrote."""
+        """Set the bookkeeping to that of a store that another process wrote."""
         self.last_round[:] = last_round
         self.check_sums[:] = check_sums
         self._unchecked[:] = last_round != 0
 
     def _note(self, clients: np.ndarray, rows: Tree) -> None:
-        """Remember what rows of ours look like."""
+        """Record the check sums of rows that we wrote."""
         if self._directory is not None and len(clients):
             self.check_sums[clients] = _check_sums(rows, range(len(clients)))
             self._unchecked[clients] = False
 
     def _check(self, clients: np.ndarray, at: np.ndarray, states: Tree) -> None:
-        """Make sure that rows which another process wrote are as it wrote them."""
+        """An error if rows are not as another process wrote them."""
         wrong = clients[at][_check_sums(states, at) != self.check_sums[clients[at]]]
         if len(wrong):
             raise DescantError(f"the checkpoint is damaged: the state of client {wrong[0]} in "

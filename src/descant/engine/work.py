@@ -1,7 +1,6 @@
-"""What there is to do for ONE client, lifted over a chunk of clients.
+"""The jobs of ONE client, lifted over a chunk of clients.
 
-Every backend, in whatever process, runs chunks through `Work.execute`; that is why all of them give
-the same result.
+Every backend runs chunks through `Work.execute`, so that all of them give the same result.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ Job: TypeAlias = Literal["local", "opening", "score", "score_newcomer", "persona
 
 
 class LocalResult(NamedTuple):
-    """What a client's work of a round gives."""
+    """What a client's training in a round gives."""
 
     upload: Tree
     state: Tree
-    loss: Tensor  # [] mean training loss on the way
+    loss: Tensor  # [] mean loss over its steps
 
 
 class Scores(NamedTuple):
@@ -52,40 +51,40 @@ class Scores(NamedTuple):
     auroc: Tensor  # [2] on the validation and on the test rows; [0] where it is not asked for
 
 
-class Scored(NamedTuple):
-    """What comes of scoring one client."""
+class ClientScores(NamedTuple):
+    """The scores of one client."""
 
     personal: Scores
-    shared: Tree  # Scores of the model for all on the same rows; () where the method has none
+    shared: Tree  # Scores of the global model on the same rows; () if there is none
 
 
-class ToScore(NamedTuple):
-    """What is sent for scoring in place of a message's shared part."""
+class ScoreMessage(NamedTuple):
+    """The shared part of a score job's message."""
 
     message: Tree
-    model: Tree  # the model for all; () where the method has none
+    model: Tree  # the global model; () if there is none
 
 
 def to_score(message: Message, model: Model | None) -> Message:
-    """The message of a score job: what the clients are sent, and the model for all beside it."""
-    return Message(ToScore(message.shared, () if model is None else model), message.each)
+    """The message of a score job: what clients are sent, and the global model."""
+    return Message(ScoreMessage(message.shared, () if model is None else model), message.each)
 
 
 class Outcome(NamedTuple):
-    """The results of some clients: `values` has a row for each of `done`; `failed` says why not."""
+    """The results of some clients: `values` has a row for each of `done`."""
 
     done: np.ndarray  # positions in the list of clients that was asked for
     values: Tree
     failed: dict[int, str]  # position -> reason
     grad_steps: int
-    note: str | None = None  # what the user should know, such as why a chunk could not be run together
-    seconds: float = 0.0  # of work, over all who did it
-    gathering: float = 0.0  # of these, for drawing and looking up batches
+    note: str | None = None  # for the user, such as why clients were run one by one
+    seconds: float = 0.0  # of work, summed over workers
+    gathering: float = 0.0  # of these, to draw and look up batches
 
 
 @dataclass(frozen=True)
 class Work:
-    """One experiment's work: who does what to which data, by which streams of random numbers."""
+    """The work of one experiment: method, task, data, and the seed of all random numbers."""
 
     algorithm: Algorithm
     task: Task
@@ -94,7 +93,7 @@ class Work:
     batch: int | Literal["full"]
     local: LocalWork
     device: torch.device = CPU
-    ranks: bool = False  # whether scores have an AUROC, which no tally gives
+    ranks: bool = False  # whether scores include the AUROC, which tallies cannot give
     templates: dict[Job, Tree] = field(default_factory=dict)  # filled by `rehearse`
 
     def round_of(self, clients: np.ndarray, number: int) -> Round:
@@ -125,7 +124,7 @@ class Work:
                     raise TypeError(wrong)
                 return Outcome(np.arange(len(clients)), values, {}, meter.grad_steps,
                                gathering=meter.gathering)
-            except Exception as error:  # somebody in this chunk fails: find out who, one by one
+            except Exception as error:  # one by one shows which client fails
                 outcome = self._one_by_one(job, clients, number, message, states)
                 note = f"clients had to be run one by one: {_reason(error)}"
                 return outcome if outcome.failed else outcome._replace(note=note)
@@ -135,7 +134,7 @@ class Work:
                     ) -> Outcome:
         done, results, failed, grad_steps, gathering = [], [], {}, 0, 0.0
         for k in range(len(clients)):
-            # copies: how a row is aligned in memory would show in the last bit of matrix products
+            # copies: the alignment of a row in memory shows in the last bit of matrix products
             each, state = (map_tree(torch.clone, take(rows, k)) for rows in (message.each, states))
             own = Message(message.shared, each)
             try:
@@ -167,7 +166,7 @@ class Work:
         return self._back(values), meter
 
     def _alone(self, job: Job, client: int, number: int, message: Message, state: Tree) -> tuple[Tree, Meter]:
-        # what a user's module draws by itself is at least repeatable
+        # random numbers that a user's module draws by itself are at least repeatable
         with torch.random.fork_rng(devices=[]), torch.no_grad(), metered(1) as meter, self._placed():
             with meter.gathers():
                 plan, tensors = self._plan(job, np.array([client]), number)
@@ -194,11 +193,11 @@ class Work:
             tensors = tensors._replace(truth=truth[clients])
         return plan, tensors
 
-    # -- where it is done --------------------------------------------------------------------------
+    # -- the device --------------------------------------------------------------------------------
 
     @cached_property
     def _pool(self) -> tuple[Tensor, Tensor]:
-        """The samples on the device, moved once; and what the task's module does not learn goes with them."""
+        """The samples on the device, moved once, together with the constants of the task's module."""
         self.task.move_to(self.device)
         return self.federation.x.to(self.device), self.federation.y.to(self.device)
 
@@ -213,10 +212,8 @@ class Work:
         return values if self.device == CPU else map_tree(lambda t: t.to(CPU), values)
 
     def rehearse(self, job: Job, message: Message, state: Tree) -> None:
-        """Learn the shape of a job's result from a client that has no batches, which costs next to nothing.
-
-        `message.each` has one row. A client that fails here is no reason to stop: the next is asked.
-        """
+        """Learn the form of a job's result from a client without batches; if it fails, from the next one.
+        `message.each` has one row."""
         own = Message(message.shared, take(message.each, 0))
         quiet = dataclasses.replace(self, local=LocalWork(steps=0))
         error: Exception | None = None
@@ -246,13 +243,10 @@ def gather(outcomes: list[tuple[int, Outcome]]) -> Outcome:
     )
 
 
-def _local(work: Work, message: Message, state: Tree, data: View, meter: Any) -> LocalResult:
-    upload, state = work.algorithm.local(work.task, message, state, data)
-    return LocalResult(upload, state, meter.loss().to(work.task.dtype))
-
-
-def _opening(work: Work, message: Message, state: Tree, data: View, meter: Any) -> LocalResult:
-    upload, state = work.algorithm.opening(work.task, message, state, data)
+def _train(work: Work, message: Message, state: Tree, data: View, meter: Any, *, opening: bool = False
+           ) -> LocalResult:
+    step = work.algorithm.opening if opening else work.algorithm.local
+    upload, state = step(work.task, message, state, data)
     return LocalResult(upload, state, meter.loss().to(work.task.dtype))
 
 
@@ -264,18 +258,15 @@ def _adapt(work: Work, message: Message, state: Tree, data: View, meter: Any) ->
     return work.algorithm.adapt(work.task, message, data)
 
 
-def _score(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Scored:
+def _score(work: Work, message: Message, state: Tree, data: View, meter: Any, *, newcomer: bool = False
+           ) -> ClientScores:
     own = Message(message.shared.message, message.each)
-    return _scored(work, _personalize(work, own, state, data, meter), message.shared.model, data)
+    personal = (_adapt if newcomer else _personalize)(work, own, state, data, meter)
+    return _scored(work, personal, message.shared.model, data)
 
 
-def _score_newcomer(work: Work, message: Message, state: Tree, data: View, meter: Any) -> Scored:
-    own = Message(message.shared.message, message.each)
-    return _scored(work, _adapt(work, own, state, data, meter), message.shared.model, data)
-
-
-def _scored(work: Work, personal: Tree, model: Tree, data: View) -> Scored:
-    """Personal model and model for all, each sample being looked up once."""
+def _scored(work: Work, personal: Tree, model: Tree, data: View) -> ClientScores:
+    """The scores of the personal and of the global model; each sample is looked up once."""
     predict: list[Callable[[Tensor], Tensor]] = [partial(work.algorithm.predict, work.task, personal)]
     is_same = model != () and _is_same(work, personal, model)
     if model != () and not is_same:
@@ -289,22 +280,20 @@ def _scored(work: Work, personal: Tree, model: Tree, data: View) -> Scored:
                 [work.task.auroc(each, targets) for each in whole] if work.ranks else [])
 
     test, test_areas = tallies("test")
-    # nothing adds up to nothing
-    some = len(work.federation.validation.indices)
-    validation, areas = tallies("validation") if some else (
+    validation, areas = tallies("validation") if len(work.federation.validation.indices) else (
         [torch.zeros_like(each) for each in test], [torch.full_like(each, torch.nan) for each in test_areas])
     both = [torch.stack(each) for each in zip(areas, test_areas, strict=True)] or [
         torch.zeros(0, dtype=torch.float64)] * len(predict)
     errors = [_error(work, personal, data.truth), torch.full((), torch.nan, dtype=work.task.dtype)]
     scores = [Scores(*each) for each in zip(validation, test, errors, both, strict=False)]
     if model == ():
-        return Scored(scores[0], ())
-    return Scored(scores[0], scores[0]._replace(error=errors[1]) if is_same else scores[1])
+        return ClientScores(scores[0], ())
+    return ClientScores(scores[0], scores[0]._replace(error=errors[1]) if is_same else scores[1])
 
 
 def _is_same(work: Work, personal: Tree, model: Model) -> bool:
-    """Whether the clients' own models are the model for all, as in methods that do not personalize. Elsewhere
-    than here, to ask would mean to wait for the device."""
+    """Whether the personal model is the global one, as in methods that do not personalize. On an accelerator
+    the comparison would force a sync."""
     return (isinstance(personal, Model) and type(work.algorithm).predict is Algorithm.predict
             and work.device == CPU
             and not is_transformed(*personal) and all(map(torch.equal, personal, model)))
@@ -317,7 +306,8 @@ def _error(work: Work, personal: Tree, truth: Tensor | None) -> Tensor:
 
 
 _JOBS: dict[Job, Callable[[Work, Message, Tree, View, Any], Tree]] = {
-    "local": _local, "opening": _opening, "score": _score, "score_newcomer": _score_newcomer,
+    "local": _train, "opening": partial(_train, opening=True), "score": _score,
+    "score_newcomer": partial(_score, newcomer=True),
     "personalize": _personalize, "adapt": _adapt,
 }
 _SPLITS: dict[Job, tuple[SplitName, ...]] = {
@@ -329,7 +319,7 @@ _SPLITS: dict[Job, tuple[SplitName, ...]] = {
 
 
 def _misfit(value: Tree, template: Tree | None) -> str | None:
-    """What is wrong with the form of a result, or None."""
+    """How a result differs in form from its template, or None."""
     if template is None:
         return None
     expected = dict(leaves(template))

@@ -1,11 +1,10 @@
 """Checkpoints: after every round, the state from which the run continues bit for bit.
 
-`state.safetensors` holds the server's state and who took part when; `clients/` the mapped client
-store; `best/` the same two for the validation-best round. A round is committed by renaming a synced
-journal into place: it holds the new server state and the client rows that changed. Only then are the
-store and the state file touched, and the journal removed. Whoever finds a journal does that last part
-again, which changes nothing if it was done already. So a kill at any moment leaves the state after
-the last committed round, and the store is never copied. No clock value and no pickle is in any file.
+`state.safetensors` holds the server's state and who took part when; `clients/` the client store; `best/` the
+same two for the validation-best round. A round is committed by renaming a synced journal into place: the new
+server state and the changed client rows. Then the store and the state file are written, and the journal is
+removed; a process that finds a journal repeats that, which is idempotent. So a kill at any moment leaves the
+last committed round. No file holds a clock value or a pickle.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ FORMAT = 1
 
 
 class Checkpointer:
-    """Keeps the present state and the best one, in memory or, with a directory, on disk."""
+    """Keeps the present state and the best one, in memory or on disk."""
 
     def __init__(self, training: Training, directory: Path | None, identity: dict[str, Any], *,
                  read_only: bool = False) -> None:
         self._training = training
         self._read_only = read_only
         self._directory = directory
-        self._identity = identity  # what a resumed run must share with this one
+        self._identity = identity  # what a resumed run must share
         best = None if directory is None else directory / "best" / "clients"
         self._best_store = ClientStore(training.store.template, training.store.population, best,
                                        read_only=read_only)
@@ -47,8 +46,7 @@ class Checkpointer:
         self.best_key: tuple[float, ...] | None = None  # the validation figures of the best round
 
     def commit(self, key: tuple[float, ...] | None) -> None:
-        """Make the present round the last committed one. `key`: its validation figures, if evaluated;
-        the round with the greatest becomes the best."""
+        """Commit the present round. `key`: its validation figures, if evaluated; the greatest is the best."""
         promote = key is not None and (self.best_key is None or key > self.best_key)
         if promote:
             self.best_key = key
@@ -60,7 +58,7 @@ class Checkpointer:
         self._apply(promote)
 
     def resume(self) -> None:
-        """Put the training where the last committed round left it."""
+        """Set the training to the last committed round."""
         assert self._directory is not None
         journal = self._directory / "journal.safetensors"
         tensors, facts = read(journal if journal.exists() else self._directory / "state.safetensors")
@@ -137,7 +135,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def identity(directory: Path) -> dict[str, Any]:
-    """What the checkpoint in a directory says about the run it belongs to."""
+    """The identity of the run that a checkpoint belongs to."""
     journal = directory / "journal.safetensors"
     _, facts = read(journal if journal.exists() else directory / "state.safetensors")
     found: dict[str, Any] = facts["identity"]

@@ -40,9 +40,8 @@ class Experiment:
 
     @classmethod
     def parse(cls, tables: Mapping[str, Any], allow: Allowed = ()) -> Experiment:
-        """The experiment that the sections of a TOML file describe. Its [[algorithms]] are not part of it:
-        they are what a comparison runs besides. Code that it names is imported only if its package is in
-        `allow`, or in the user's settings."""
+        """The experiment of the sections of a TOML file, without the [[algorithms]] of a comparison. Code
+        that it names is imported only if its package is in `allow`, or in the user's settings."""
         permit = opened(allow)
         tables = {name: table for name, table in tables.items() if name != "algorithms"}
         for section, table in tables.items():
@@ -82,9 +81,8 @@ class Experiment:
 
 
 def parse_algorithm(table: Mapping[str, Any], where: str = "algorithm", allow: Allowed = ()) -> Algorithm:
-    """The method that a table with `name` and the method's own fields describes. A `preset` gives values to
-    the fields that are not there. Its `label` is what a comparison calls it. A table is taken for one of a
-    file: code of somebody's own must be in `allow`."""
+    """The method of a table with `name` and the method's fields. A `preset` fills in missing fields; a
+    `label` is its name in a comparison. Code that the table names must be in `allow`."""
     if "name" not in table:
         raise UsageError(f"{where}.name is missing: known are {', '.join(sorted(ALGORITHMS))}")
     name = table["name"]
@@ -105,8 +103,8 @@ def _fields(method: type[Algorithm]) -> set[str]:
 
 
 def _completed(own: dict[str, Any], method: type[Algorithm], preset: Any, where: str) -> dict[str, Any]:
-    """A method's fields with those of a preset besides. A table without a name changes some fields of the
-    preset's, as it does with those of a default."""
+    """A method's fields, completed by a preset. A table without a name changes fields of the preset's
+    value."""
     if not isinstance(preset, str) or preset not in method.presets:
         raise unknown(f"{where}.preset", preset, method.presets)
     plain = {key: fields.dump(value) for key, value in method.presets[preset].items()}
@@ -150,8 +148,8 @@ def _joined(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """The sections with `section.field=value` settings put in. Another method, model, dataset or partition
-    comes with its own defaults: the fields of the one it replaces are dropped."""
+    """The sections with `section.field=value` settings; a value is TOML, or else text. Another method, model,
+    dataset or partition drops the fields of the one that it replaces."""
     changed: dict[str, Any] = {name: dict(t) if isinstance(t, Mapping) else t
                                for name, t in _joined(tables).items()}
     for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in CHOICES):

@@ -1,14 +1,14 @@
-"""What lies in a run directory, and how it is read and written.
+"""The files of a run directory.
 
-    config.toml     the experiment with every choice written down: enough to repeat the run
+    config.toml     the experiment with every choice filled in
     metrics.jsonl   one line a round
     clients.csv     one row per evaluated round and client
     summary.json    the last and the validation-best round
-    curve.png       the same to look at
-    clusters.png    who was in which cluster, for methods that have clusters
+    curve.png       its curves
+    clusters.png    the clusters, for methods that have them
     checkpoint/     the state to resume from
 
-Lines are appended before their round is committed; `truncate` drops those of a round that was not.
+Lines are appended before their round is committed; `truncate` drops those of an uncommitted round.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def tables(origin: dict[str, Any] | None, algorithm: Algorithm, train: Train, ev
 
 
 def require_free(out: Path) -> None:
-    """Refuse a place where something is already."""
+    """Refuse a directory that is not empty."""
     if (out / "config.toml").exists():
         raise UsageError(f"{out} already holds a run: continue it with `{resume_command(out)}`, "
                          "or choose another --out")
@@ -59,9 +59,9 @@ def require_free(out: Path) -> None:
 
 
 def resume_command(out: Path) -> str:
-    """What to type to go on with a run: a directory does not vouch for the code that it names."""
+    """The command that resumes a run, with --allow for the code that its directory names."""
     packages: list[str] = []
-    with contextlib.suppress(DescantError):  # not there yet, or damaged: this is part of another message
+    with contextlib.suppress(DescantError):  # missing or damaged: this is part of another message
         sections, permit = config(out), opened()
         packages = [top_of(place) for field, place in named_in(sections)
                     if not field.startswith("eval.") and not permit.covers(place)]
@@ -71,12 +71,12 @@ def resume_command(out: Path) -> str:
 
 @contextlib.contextmanager
 def created(out: Path, sections: dict[str, Any]) -> Iterator[None]:
-    """Make a run's directory, and hold it."""
+    """Make a run's directory, and lock it."""
     with contextlib.ExitStack() as stack:
         try:
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(out))
-            require_free(out)  # nobody else was quicker
+            require_free(out)  # another process may have been faster
             write_config(out, sections)
         except OSError as error:
             raise DescantError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
@@ -95,8 +95,8 @@ def config(out: Path) -> dict[str, Any]:
 
 
 def experiment(out: Path, allow: Allowed = ()) -> Experiment:
-    """The experiment of a run that was started from a file. Whoever wrote the directory, it names only code
-    that is in `allow`, or in the user's settings."""
+    """The experiment of a run that was started from a file. Code that it names must be in `allow`, or in the
+    user's settings."""
     sections = config(out)
     if "data" not in sections:
         raise UsageError(f"{out}: {OWN}")
@@ -117,7 +117,7 @@ def experiment(out: Path, allow: Allowed = ()) -> Experiment:
 
 
 def settled_train(out: Path, train: Train) -> Train:
-    """The settings of a run started from Python, with the choices that were made at its start."""
+    """The settings of a run started from Python, with the choices made at its start."""
     stored = fields.parse(Train, config(out).get("train", {}), "train")
     return dataclasses.replace(train, backend=stored.backend, chunk=stored.chunk, workers=stored.workers)
 
@@ -213,7 +213,7 @@ def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tup
         return {key: row[key] for key in ("round", "personal", "global", "unseen") if key in row} or None
 
     last, best = figures(max(evaluated, default=None)), figures(best_round)
-    chosen = last if best is None else best  # the models that the run hands over
+    chosen = last if best is None else best
     diverged = next(({"round": row["round"], "words": row["divergence"]} for row in history
                      if "divergence" in row), None)
     totals = {key: sum(row[key] for row in history)

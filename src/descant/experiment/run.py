@@ -27,11 +27,11 @@ from descant.core.threads import one_thread
 from descant.core.tree import Tree
 from descant.core.vector import Model
 from descant.engine.backends.base import Backend
-from descant.engine.backends.choose import Measured, make_backend
+from descant.engine.backends.choose import Timing, make_backend
 from descant.engine.evaluation import Evaluation, evaluate, evaluated_clients, selection_key
 from descant.engine.personal import Snapshot, personal_model
 from descant.engine.rounds import Training
-from descant.engine.selection import Deciding, deciding, idle, usual
+from descant.engine.selection import DecidingMetric, deciding, idle, usual
 from descant.engine.settings import Eval, Train
 from descant.engine.store import require_files
 from descant.engine.work import Work
@@ -50,7 +50,7 @@ Which = Literal["best", "last"]
 class Observer(Protocol):
     """Watches a run: a progress display, a log."""
 
-    def started(self, run: Run, measured: list[Measured]) -> None:
+    def started(self, run: Run, measured: list[Timing]) -> None:
         """The first round is about to begin."""
 
     def played(self, row: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    def started(self, run: Run, measured: list[Measured]) -> None:
+    def started(self, run: Run, measured: list[Timing]) -> None:
         for caution in (*run.setup.algorithm.cautions(), *run.notes):
             warnings.warn(caution, stacklevel=5)
 
@@ -101,7 +101,7 @@ class Setup:
                     self.train.local, torch.device(self.train.device), ranks=self.eval.metric == AUROC)
 
     @cached_property
-    def deciding(self) -> Deciding:
+    def deciding(self) -> DecidingMetric:
         """The metric by which the best round is selected."""
         return deciding(self.eval.metric, self.task, self.federation)
 
@@ -134,7 +134,7 @@ class Setup:
 
 
 class Run:
-    """The result of a run (also while it goes on)."""
+    """The result of a run, also while it goes on."""
 
     def __init__(self, setup: Setup, training: Training, directory: Path | None, *, read_only: bool = False
                  ) -> None:
@@ -155,7 +155,6 @@ class Run:
 
     @property
     def stopwatch(self) -> Stopwatch:
-        """Where the time of this process's rounds went."""
         return self._training.watch
 
     @property
@@ -170,7 +169,7 @@ class Run:
 
     @property
     def best_key(self) -> tuple[float, ...] | None:
-        """The validation figures of the best round: greater is better, in this order."""
+        """Its validation figures: greater is better, in this order."""
         return self._checkpoints.best_key
 
     @property
@@ -225,7 +224,8 @@ class Run:
     def drive(self, backend: Backend, observer: Observer) -> None:
         """Run the rounds that are left."""
         settings, train, federation = self.setup.eval, self.setup.train, self.setup.federation
-        clients = evaluated_clients(federation.population, settings, train.seed)
+        groups = (evaluated_clients(federation.population, settings, train.seed),
+                  np.arange(federation.population, federation.everyone))  # the unseen
         metric = self.setup.deciding.name
         if self.rounds == 0:
             with uninterrupted(), self._writing():
@@ -236,10 +236,8 @@ class Run:
             played = time.perf_counter()
             evaluations: list[Evaluation] = []
             if settings.due(report.number, train.rounds):
-                groups = (clients, np.arange(federation.population, federation.everyone))  # and the unseen
                 with self.stopwatch("evaluate"):
-                    evaluations = [evaluate(self._training, backend, group)
-                                   for group in groups if len(group)]
+                    evaluations = [evaluate(self._training, backend, group) for group in groups if len(group)]
             row = row_of(self._training, report, played - start, evaluations,
                          time.perf_counter() - played, self.history)
             with uninterrupted(), self._writing(), self.stopwatch("checkpoint"):
@@ -365,13 +363,13 @@ def _as_decided(out: Path, setup: Setup) -> Setup:
     return setup.decided()
 
 
-def _with_backend(setup: Setup, training: Training) -> tuple[Backend, Setup, list[Measured]]:
+def _with_backend(setup: Setup, training: Training) -> tuple[Backend, Setup, list[Timing]]:
     """The backend, and the setup with its choice filled in."""
     backend, training.train, measured = make_backend(training)
     return backend, dataclasses.replace(setup, train=training.train), measured
 
 
-def _finish(run: Run, backend: Backend, observer: Observer | None, measured: list[Measured]) -> Run:
+def _finish(run: Run, backend: Backend, observer: Observer | None, measured: list[Timing]) -> Run:
     observer = observer or Silent()
     run.notes = backend.notes
     observer.started(run, measured)

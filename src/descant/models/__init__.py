@@ -33,24 +33,8 @@ from descant.models.resnet import ResNet18
 
 MODELS: dict[str, type[NetworkSpec] | type[TaskSpec]] = {
     cls.name: cls
-    for cls in (
-        MCLR,
-        DNN,
-        MLP128,
-        FedMAPMLP,
-        CNN2,
-        CNN3,
-        CNN5,
-        CifarNet,
-        CGPFLCNN,
-        HARCNN,
-        FEMNISTCNN,
-        FedMAPCNN,
-        FedBNAlexNet,
-        ResNet18,
-        LSTM,
-        Quadratic,
-    )
+    for cls in (MCLR, DNN, MLP128, FedMAPMLP, CNN2, CNN3, CNN5, CifarNet, CGPFLCNN, HARCNN, FEMNISTCNN,
+                FedMAPCNN, FedBNAlexNet, ResNet18, LSTM, Quadratic)
 }
 
 __all__ = [
@@ -85,8 +69,8 @@ class ModelSpec(fields.Checked):
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], where: str = "model", allow: Allowed = ()) -> ModelSpec:
-        """The spec that a flat table describes: `name`, `loss`, and the model's own fields. A table is taken
-        for one of a file: code of somebody's own in it must be in `allow`."""
+        """The spec of a flat table: `name`, `loss`, and the model's own fields. Code that the table names
+        must be in `allow`."""
         own = {k: v for k, v in table.items() if k not in ("name", "loss")}
         name = marked(table.get("name", MCLR.name), opened(allow))
         return cls(named(name, own, where), loss=table.get("loss"))
@@ -109,8 +93,7 @@ def make_task(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Task:
-    """The task of a model on a federation. A network by name is initialised from the seed; an
-    `nn.Module` is taken as it is."""
+    """The task of a model on a federation. A named network is initialised from the seed."""
     if isinstance(model, str):
         model = named(model)
     if isinstance(model, Task | TaskSpec):

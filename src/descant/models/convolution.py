@@ -1,8 +1,4 @@
-"""Stacks of convolutions from a plan, and whether they fit the samples.
-
-A plan is a tuple of `Conv` and `Pool`. From it come the layers and the arithmetic of their sizes, so
-that the number of features, and the smallest sample that fits, are known without a trial.
-"""
+"""Stacks of convolutions from a plan of `Conv` and `Pool`, and the smallest samples that fit them."""
 
 from __future__ import annotations
 

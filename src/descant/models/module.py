@@ -16,8 +16,8 @@ from descant.core.federation import Federation
 from descant.core.kernels.chain import leaves
 from descant.core.kernels.layers import Context
 from descant.core.kernels.lift import over_clients
-from descant.core.kernels.pure import Habits, Pure, copied
-from descant.core.kernels.trial import REAL, ROWS, samples, tried
+from descant.core.kernels.pure import Pure, SideEffects, copied
+from descant.core.kernels.trial import REAL, ROWS, samples, try_module
 from descant.core.losses import LOSSES, SLOPED, Loss, LossName
 from descant.core.metric import CLASSIFICATION, REGRESSION
 from descant.core.scoring import (
@@ -61,13 +61,13 @@ class ModuleTask(Task):
         self._module = copied(module)
         self._why_alone: str | None = None
         self._sample: Batch | None = None  # of several samples, to try things on
-        self._prepare(Layout.of(module), Habits())
+        self._prepare(Layout.of(module), SideEffects())
 
-    def _prepare(self, layout: Layout, habits: Habits) -> None:
-        """Make what is run of what is known of the module."""
+    def _prepare(self, layout: Layout, effects: SideEffects) -> None:
+        """Make the functions that run the module."""
         self.layout, self.dim = layout, layout.dim
-        self._train = Pure(self._module, layout, self.dtype, train=True, habits=habits)
-        self._eval = Pure(self._module, layout, self.dtype, train=False, habits=habits)
+        self._train = Pure(self._module, layout, self.dtype, train=True, effects=effects)
+        self._eval = Pure(self._module, layout, self.dtype, train=False, effects=effects)
         self.draws = self._train.context.draws_needed
         self._chain, self._eval_chain = self._train.chain, self._eval.chain
 
@@ -99,7 +99,7 @@ class ModuleTask(Task):
 
     def _gradient(self, model: Model, batch: Batch) -> Gradient:
         if self._chain is not None and self._sloped is not None:
-            stats = model.stats if self.layout.statistics else None  # what is not there need not travel
+            stats = model.stats if self.layout.statistics else None
             found = over_clients(self._by_hand, model.theta, stats, *batch)
             if found is not None:
                 return Gradient(*found, *([model.stats] if stats is None else []))
@@ -107,7 +107,7 @@ class ModuleTask(Task):
 
     def _by_hand(self, theta: Tensor, stats: Tensor | None, x: Tensor, y: Tensor, weight: Tensor | None,
                  key: Tensor | None) -> tuple[Tensor, ...]:
-        """The losses, gradients and new statistics (if any) of clients; every tensor has a row for each."""
+        """The losses, gradients and new statistics (if any) of clients; each tensor has a row per client."""
         assert self._chain is not None
         running = {} if stats is None else self.layout.running(stats)
         with self._train.context.of_pass(weight, key, running) as context:
@@ -183,7 +183,7 @@ class ModuleTask(Task):
         if self.classes is None and y.is_floating_point() and outputs.numel() == y.numel():
             task.metric_names = ("loss", *REGRESSION)
         if ours:
-            task._prepare(self.layout, Habits(known=True, calls=False))
+            task._prepare(self.layout, SideEffects(known=True, calls=False))
         elif self._chain is None or self._eval_chain is None:
             task._try_out(federation)
         return task
@@ -222,8 +222,8 @@ class ModuleTask(Task):
     def _try_out(self, federation: Federation) -> None:
         """Adapt this task to what the module does besides computing outputs, or refuse the module."""
         x = inputs(samples(federation.x), self.dtype)
-        found = tried(self._module, self.dtype, x)
-        self._prepare(found.layout, found.habits)
+        found = try_module(self._module, self.dtype, x)
+        self._prepare(found.layout, found.effects)
         self.draws, self._why_alone = found.draws, found.alone
         y = federation.y[torch.linspace(0, len(federation.y) - 1, ROWS).long()]
         self._sample = Batch(x, y, torch.ones(ROWS, dtype=torch.bool), torch.tensor(0))
@@ -248,7 +248,7 @@ class ModuleTask(Task):
         model = self.init()
         models = stack([model, model._replace(theta=model.theta * 1.01)])
         with torch.no_grad(), warnings.catch_warnings():
-            # what torch can only do for one client after the other is no faster than we are
+            # torch would loop over clients, no faster than we do
             warnings.filterwarnings("error", "There is a performance drop")
             try:
                 together = vmap(self._gradient)(models, batches)
@@ -263,7 +263,7 @@ class ModuleTask(Task):
 
 
 def _of_vmap(error: Exception) -> str:
-    """What keeps clients from being run together, in few words."""
+    """Why vmap cannot run clients together."""
     text = first_line(error)
     if "data-dependent control flow" in text:
         return "the forward pass branches by the values of tensors (if, .item()), and torch's vmap cannot"

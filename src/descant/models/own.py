@@ -20,9 +20,9 @@ from descant.models.base import NetworkSpec
 class OwnModel(NetworkSpec):
     """A function that makes an `nn.Module`, by its place "package.module:function".
 
-    It is called with those of `shape` (of a sample), `outputs` and `tokens` (how many there are, for
-    samples of integers) that it has parameters for, and with `arguments`. The module is looked for
-    where Python looks, and in the current directory. Nothing is imported before the network is needed.
+    It is called with `arguments`, and with those of `shape` (of a sample), `outputs` and `tokens` (how many
+    there are) that it has parameters for. It is imported when the network is needed, also from the current
+    directory.
     """
 
     name: ClassVar[str] = "own"

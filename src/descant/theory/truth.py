@@ -1,4 +1,4 @@
-"""How far models are from the truth, where it is known: statistical, optimisation and total error.
+"""Statistical, optimisation and total error of models whose truth is known.
 
 The true model w*_i of a client minimises its expected loss; the true global model is w*_g = sum_i p_i w*_i
 (one-stage FedProx, Assumption 1). All errors are squared distances, as in that paper.

@@ -14,7 +14,7 @@ from descant.view.display import JOBS, Display, line, listed
 from descant.view.outcome import worth
 
 if TYPE_CHECKING:
-    from descant.engine.backends.choose import Measured
+    from descant.engine.backends.choose import Timing
     from descant.experiment.run import Run
 
 SHOWN = 20  # clients on a terminal; those that have not answered come first
@@ -80,7 +80,7 @@ class ServerDisplay(Display):
         self.say(f"{what}: {times(len(names), 'client')}, {times(parameters, 'parameter')}, "
                  f"{times(rounds, 'round')}")
 
-    def started(self, run: Run, measured: list[Measured]) -> None:
+    def started(self, run: Run, measured: list[Timing]) -> None:
         self._run, self._rounds, self._done = run, run.setup.train.rounds, run.rounds
         for note in run.notes:
             self.say(f"note: {note}")

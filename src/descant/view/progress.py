@@ -14,7 +14,7 @@ from descant.core.units import duration, figure, times
 from descant.experiment.directory import resume_command
 
 if TYPE_CHECKING:
-    from descant.engine.backends.choose import Measured
+    from descant.engine.backends.choose import Timing
     from descant.engine.settings import Train
     from descant.experiment.run import Run
 
@@ -41,7 +41,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def started(self, run: Run, measured: list[Measured]) -> None:
+    def started(self, run: Run, measured: list[Timing]) -> None:
         setup, self._rounds, self._metric = run.setup, run.setup.train.rounds, run.setup.deciding.name
         self._say(_headline(run))
         if run.directory is not None:
@@ -174,7 +174,7 @@ def _headline(run: Run) -> str:
             f"{times(setup.task.dim, 'parameter')}, {times(setup.train.rounds, 'round')}")
 
 
-def _backend(train: Train, measured: list[Measured]) -> str:
+def _backend(train: Train, measured: list[Timing]) -> str:
     words: list[str] = [train.backend]
     if train.workers is not None:
         words.append(times(train.workers, "worker"))

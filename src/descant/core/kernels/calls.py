@@ -1,10 +1,9 @@
-"""What a module's own code asks of torch that must not be answered by torch: BatchNorm and random numbers.
+"""Functions of torch that a module's own code calls and that must not see padding or a global generator.
 
-A subclass of BatchNorm or Dropout with a `forward` of its own, `F.dropout` in the forward pass of a network,
-stochastic depth: all of them call functions of torch in the end. While `Calls` is open, those functions look
-at the rows that count, and draw from the stream of (seed, round, client, step). Every function that is called
-passes through here, which costs a few microseconds each, so that it is opened only for modules that were
-seen to need it (`trial.py`).
+A subclass of BatchNorm or Dropout with a `forward` of its own, `F.dropout` in a forward pass, stochastic
+depth: while `Calls` is open, their functions of torch use the rows that count, and draw from the stream of
+(seed, round, client, step). That costs microseconds for every function called, so it is opened only for
+modules that need it (`trial.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from descant.core.kernels.layers import Context, batch_norm, drop_factor
 
 
 class Calls(TorchFunctionMode):
-    """Answers calls in the name of torch, by what a context says."""
+    """Replaces functions of torch according to a context."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()

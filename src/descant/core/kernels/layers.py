@@ -1,11 +1,8 @@
-"""The layers whose forward pass is not a function of one sample alone: BatchNorm and Dropout.
+"""BatchNorm and Dropout, whose forward pass is not a function of one sample alone.
 
-BatchNorm looks at the whole batch, so rows that only fill up a short batch must not count. Dropout
-draws random numbers, which must come from the stream of (seed, round, client, step). Both are made
-right by giving the layers of descant's private copy of a module another `forward`, which reads what
-it needs from a `Context`. That is done only where the layer's `forward` is torch's own: a subclass may do
-anything in its place, and keeps it (`calls.py` answers what it asks of torch). Everything else runs as the
-user wrote it.
+In BatchNorm the padding of a short batch must not count. Dropout must draw from the stream of (seed, round,
+client, step). In descant's private copy of a module these layers get another `forward`, which reads a
+`Context`. A subclass with a `forward` of its own keeps it (see `calls.py`).
 """
 
 from __future__ import annotations
@@ -27,24 +24,24 @@ from descant.errors import UsageError
 
 
 class Context:
-    """What the layers of a module are told about the batch, and what they tell back."""
+    """What the layers of a module know about the batch, and the statistics that they return."""
 
     def __init__(self) -> None:
-        self.kept: set[str] = set()  # the statistics that the layers tell back, not write
+        self.kept: set[str] = set()  # the statistics that layers return, not write
         self.draws_needed = False  # whether any layer draws random numbers
-        self.asked = False  # whether a function of torch was ever answered in its place (`calls.py`)
+        self.asked = False  # whether `calls.py` ever replaced a function of torch
         self._set(None, None, {})
 
     @contextmanager
     def of_pass(self, weight: Tensor | None, key: Tensor | None, stats: dict[str, Tensor]
                 ) -> Iterator[Context]:
-        """For one forward pass: which rows count ([B] bool, None for all), the random key, and the running
-        statistics by name, which the layers replace by new ones."""
+        """For one forward pass: which rows count ([B] bool, None: all), the random key, and the running
+        statistics by name, which the layers update."""
         self._set(weight, key, stats)
         try:
             yield self
         finally:
-            self._set(None, None, {})  # hold on to nothing that lives inside vmap
+            self._set(None, None, {})  # keep no tensor of a vmap
 
     def _set(self, weight: Tensor | None, key: Tensor | None, stats: dict[str, Tensor]) -> None:
         self.weight = weight
@@ -66,11 +63,11 @@ class Context:
         if not is_transformed(self.weight) and bool(self.weight.all()):
             return None
         raise ValueError(f"BatchNorm sees {x.shape[lead]} rows of a batch of {self.weight.shape[lead]}, some "
-                         "of which only fill it up: which, is not known")
+                         "of which are padding: which, is not known")
 
 
 def runs_own(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether to call a layer means the forward pass that torch wrote for one of these classes."""
+    """Whether calling a layer runs torch's own forward pass of one of these classes."""
     return (isinstance(layer, kinds) and "forward" not in vars(layer)
             and type(layer).__call__ is nn.Module.__call__
             and any(type(layer).forward is kind.forward for kind in kinds))
@@ -98,12 +95,12 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def _running(name: str) -> list[str]:
-    """What the running statistics of a layer are called."""
+    """The names of a layer's running statistics."""
     return [f"{name}.{part}" if name else part for part in ("running_mean", "running_var")]
 
 
 class Moments(NamedTuple):
-    """What a batch is normalised by."""
+    """The moments that normalise a batch."""
 
     mean: Tensor  # [channels]
     var: Tensor  # [channels]
@@ -111,9 +108,9 @@ class Moments(NamedTuple):
 
 
 def moments_of_batch(context: Context, name: str, layer: _BatchNorm, x: Tensor, lead: int = 0) -> Moments:
-    """The mean and variance of a batch [B, channels, ...] in training, which move the running ones; else
-    the running ones. There may be leading axes, of clients."""
-    # a layer that is called again goes on from where its last call left the statistics
+    """In training, the moments of a batch [B, channels, ...], which update the running ones; else the running
+    ones. `lead` axes of clients may come first."""
+    # a second call of a layer starts from the statistics of the first
     mean0, var0 = (context.stats[key] for key in _running(name))
     if not layer.training:
         return Moments(mean0, var0, torch.tensor(True))
@@ -125,9 +122,9 @@ def moments_of_batch(context: Context, name: str, layer: _BatchNorm, x: Tensor, 
 
 def _moved(x: Tensor, rows: Tensor | None, mean0: Tensor, var0: Tensor, momentum: float, lead: int
            ) -> tuple[Moments, Tensor, Tensor]:
-    """What a batch is normalised by, and the running mean and variance after it."""
+    """The moments that normalise a batch, and the running mean and variance after it."""
     count, mean, var = _moments(x, rows, lead)
-    # One value has no variance: it is normalised by the running statistics and leaves them alone.
+    # one value has no variance: the running statistics normalise it and stay as they are
     alone = count <= 1
     share = torch.where(alone, 0.0, torch.as_tensor(momentum, dtype=x.dtype))
     unbiased = var.detach() * count / (count - 1).clamp(min=1)
@@ -157,8 +154,7 @@ def _normalised(x: Tensor, rows: Tensor | None, mean: Tensor, var: Tensor, weigh
 def batch_norm(context: Context, x: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
                weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
                momentum: float = 0.1, eps: float = 1e-5) -> Any:
-    """`F.batch_norm` of the rows that count, where torch's own would not do. Like that, it writes into the
-    running statistics."""
+    """`F.batch_norm` of the rows that count; it writes into the running statistics, as torch's does."""
     rows = context.rows(x) if training else None
     if not training or (running_mean is None and rows is None and len(x) > 1):
         return NotImplemented
@@ -187,8 +183,8 @@ def _moments(x: Tensor, weight: Tensor | None, lead: int) -> tuple[Tensor, Tenso
 
 
 def dropped(context: Context, layer: _DropoutNd, x: Tensor, lead: int = 0) -> Tensor | None:
-    """What x is multiplied with: 0 for what is dropped; None where nothing is. There may be leading axes, of
-    clients, each with a key of its own."""
+    """The factor of x, 0 for what is dropped; None if nothing is. Each client of `lead` axes has its own
+    key."""
     if not layer.training or layer.p == 0 or context.key is None:
         return None
     sides = next(k for k, kind in enumerate(DROPOUTS) if isinstance(layer, kind))
@@ -196,8 +192,8 @@ def dropped(context: Context, layer: _DropoutNd, x: Tensor, lead: int = 0) -> Te
 
 
 def drop_factor(context: Context, x: Tensor, p: float, sides: int, lead: int = 0) -> Tensor:
-    """0 for what is dropped, with probability p, and what makes up for it elsewhere. Without sides, single
-    values are dropped; else whole channels, each of so many sides."""
+    """0 with probability p, and 1 / (1 - p) otherwise: for single values (no sides), or for whole channels
+    with so many sides."""
     shape = x.shape[lead:]
     if sides:
         # torch takes what has one axis less for one sample [C, ...], but not so in two dimensions

@@ -1,12 +1,10 @@
-"""Stepping out of vmap, for work that is faster when it sees all clients at once.
+"""Stepping out of vmap, for functions that are faster when they see all clients at once.
 
-Under `torch.func.vmap` every operation pays for the dispatch of its batched form. A function that works
-on a leading axis of clients itself need not pay: it is given the tensors behind the client's, all
-clients' rows together, and what it gives back goes on as the client's own. torch has this for custom
-operators (`torch.library.register_vmap`), at 100 microseconds a call, which is more than a small network
-takes; the same steps are made here directly, in a tenth of that. They use functions of torch that are
-not promised to stay: where they are gone, or where clients are not what vmap is over, `over_clients`
-gives None, and the caller works for ONE client as everybody does.
+Under `torch.func.vmap` every operation pays for its dispatch. A function that works on a leading axis of
+clients itself gets the tensors behind the client's, and its results go on as the client's own. torch offers
+this for custom operators (`torch.library.register_vmap`) at 100 microseconds a call; the same steps take a
+tenth here, with private functions of torch. If these are gone, or vmap is not over clients, `over_clients`
+returns None and the caller works for ONE client.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ else:
 
 
 def over_clients(work: Callable[..., tuple[Tensor, ...]], *own: Tensor | None) -> tuple[Tensor, ...] | None:
-    """`work` on the tensors of all clients, each with a leading axis, where `own` are ONE client's; a
-    client alone is a cohort of one. None: not here."""
+    """`work` on the tensors of all clients, with a leading axis, where `own` are ONE client's (alone, a
+    cohort of one). None: not possible here."""
     if not AVAILABLE:
         return None
     top = peek_interpreter_stack()
     if top is None:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in own):
-            return None  # somebody differentiates this
+            return None  # it is being differentiated
         return tuple([t[0] for t in work(*[None if t is None else t[None] for t in own])])
     level = top.level()
     if level != 1 or top.key() != TransformType.Vmap:
@@ -70,5 +68,5 @@ def over_clients(work: Callable[..., tuple[Tensor, ...]], *own: Tensor | None) -
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
-    """Whether any tensor stands for several clients (vmap), or is being differentiated already."""
+    """Whether any tensor is under vmap or another transform."""
     return any(t is not None and debug_unwrap(t) is not t for t in tensors)

@@ -1,4 +1,4 @@
-"""The form of every network here: a body that makes features, and a linear head on them."""
+"""Networks as a body that makes features and a linear head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module as a function: of a model, samples, which rows count and a random key, and of nothing else."""
+"""A module as a pure function of a model, samples, the rows that count, and a random key."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from descant.core.vector import Layout, Model, cast
 from descant.errors import UsageError, first_line
 
 
-class Habits(NamedTuple):
-    """What a module does in a pass besides computing outputs. `trial.py` finds out."""
+class SideEffects(NamedTuple):
+    """What a pass does besides computing outputs, found by `trial.py`."""
 
     known: bool = False  # whether it was tried
-    calls: bool = True  # calls functions of torch that must be answered in torch's place
-    draws_itself: bool = False  # draws from torch's generator all the same
-    writes_x: bool = False  # changes the samples that it is given
-    remembers: bool = False  # leaves things behind in its attributes, which it does not need
+    calls: bool = True  # calls functions of torch that must be replaced
+    draws_itself: bool = False  # still draws from torch's generator
+    writes_x: bool = False  # writes into its samples
+    remembers: bool = False  # changes attributes that no later pass needs
 
 
 class Pure:
-    """A private copy of a module. Nothing that a call does to it outlives the call: statistics come back, and
-    whatever else is found changed is an error."""
+    """A private copy of a module. A call returns the new statistics and changes nothing else; any other write
+    is an error."""
 
     def __init__(self, module: nn.Module, layout: Layout, dtype: torch.dtype, *, train: bool,
-                 habits: Habits = Habits()) -> None:  # noqa: B008 - a constant
+                 effects: SideEffects = SideEffects()) -> None:  # noqa: B008 - a constant
         self.module = copied(module, dtype).train(train)
         self.layout = layout
-        self.habits = habits
-        self.chain = Chain.of(self.module, layout)  # before layers are given another forward pass
+        self.effects = effects
+        self.chain = Chain.of(self.module, layout)  # before `rewire` replaces forward passes
         self.context = rewire(self.module)
-        self._answers = train and habits.calls and self.chain is None
+        self._answers = train and effects.calls and self.chain is None
         # a pass writes into copies of these
         self._written = [s for s in layout.statistics if train and s.name not in self.context.kept]
         self._counters = [name for name, _ in self.module.named_buffers()
@@ -57,22 +57,22 @@ class Pure:
 
     def __call__(self, model: Model, x: Tensor, weight: Tensor | None = None, key: Tensor | None = None
                  ) -> tuple[Any, Tensor]:
-        """What the module gives, and the statistics after the pass."""
-        habits, given = self.habits, self.layout.views(model)
+        """The outputs, and the statistics after the pass."""
+        effects, given = self.effects, self.layout.views(model)
         for s in self._written:
-            # made of x, so that under vmap it is each client's own
+            # made from x, so that under vmap each client has its own
             given[s.name] = x.new_zeros(s.shape, dtype=model.stats.dtype).copy_(given[s.name])
         for name in self._counters:
             given[name] = x.new_zeros((), dtype=torch.int64)
-        if habits.writes_x:
+        if effects.writes_x:
             x = x.clone()
         with self.context.of_pass(weight, key, self.layout.running(model.stats)) as context, \
              Calls(context) if self._answers else nullcontext(), \
-             _seeded(key) if habits.draws_itself and key is not None else nullcontext(), \
-             _forgotten(self.module) if habits.remembers else nullcontext():
+             _seeded(key) if effects.draws_itself and key is not None else nullcontext(), \
+             _forgotten(self.module) if effects.remembers else nullcontext():
             outputs = functional_call(self.module, given, (x,))
             told = context.stats
-        if habits.known:
+        if effects.known:
             self._require_constants()
         if not self.layout.statistics:
             return outputs, model.stats
@@ -80,7 +80,7 @@ class Pure:
         return outputs, torch.cat([told[s.name].flatten() for s in self.layout.statistics])
 
     def _require_constants(self) -> None:
-        """Refuse a write that was not seen when the module was tried: the next client would find it."""
+        """Refuse a write that the trial did not see: the next client would find it."""
         for constant in self._constants:
             if constant.owner._buffers[constant.key] is not constant.tensor or (
                     constant.tensor._version != constant.version):
@@ -109,7 +109,7 @@ def _constants(module: nn.Module, layout: Layout) -> list[_Constant]:
 
 
 def is_counter(module: nn.Module, name: str) -> bool:
-    """Whether a buffer counts the batches of a normalisation, which with a momentum nobody reads."""
+    """Whether a buffer counts the batches of a normalisation; with a momentum it is never read."""
     path, _, key = name.rpartition(".")
     owner = module.get_submodule(path)
     return key == "num_batches_tracked" and isinstance(owner, _NormBase) and owner.momentum is not None
@@ -129,8 +129,7 @@ def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
 @contextmanager
 def _seeded(key: Tensor) -> Iterator[None]:
-    """Let torch's own generator begin anew from a key, so that what is drawn depends on nothing else. Under
-    vmap there is no such thing; torch refuses to draw there."""
+    """Seed torch's generator from a key. Under vmap torch refuses to draw."""
     if is_transformed(key):
         yield
         return
@@ -141,7 +140,7 @@ def _seeded(key: Tensor) -> Iterator[None]:
 
 @contextmanager
 def _forgotten(module: nn.Module) -> Iterator[None]:
-    """Put all attributes back as they were."""
+    """Restore all attributes."""
     before = [(each, dict(vars(each))) for each in module.modules()]
     try:
         yield

@@ -1,10 +1,9 @@
-"""A user's module is tried before it is trained: what it does besides computing outputs.
+"""The trial of a user's module: its side effects, on a few samples.
 
-Clients share one copy of a module, may be run together, and are padded to a common shape. A forward pass
-that writes buffers, draws random numbers, remembers or mixes samples would let a client's rows reach
-another's model. So it is run on a few samples, in training and in prediction, and watched. Buffers that it
-writes become statistics; what can be made right is (`pure.py`); what cannot is refused, with the name of the
-layer.
+Clients share one copy of a module, may run together, and are padded to a common shape. A forward pass that
+writes buffers, draws random numbers, keeps state or mixes samples could carry one client's rows into
+another's model. Buffers that training writes become statistics; other side effects are corrected (`pure.py`)
+or refused with the name of the layer.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from descant.core.kernels.pure import Habits, Pure, copied, is_counter
+from descant.core.kernels.pure import Pure, SideEffects, copied, is_counter
 from descant.core.vector import Layout
 from descant.errors import UsageError, first_line
 
-ROWS = 4  # samples that a module is tried on
-REAL = 2  # of these, how many count where others only fill up
-KEY = 20250  # of the random numbers of a trial; any will do
+ROWS = 4  # samples of a trial
+REAL = 2  # of these, those that count in a padded batch
+KEY = 20250  # of its random numbers
 
 
-class Tried(NamedTuple):
-    """What came of a trial."""
+class Trial(NamedTuple):
+    """The result of a trial."""
 
     layout: Layout  # with the buffers that training writes as statistics
-    habits: Habits
+    effects: SideEffects
     draws: bool  # whether training needs random numbers
-    alone: str | None  # why a short batch must not be filled up, so that clients are run one by one
+    alone: str | None  # why batches must not be padded: clients then run one by one
 
 
 def samples(x: Tensor) -> Tensor:
-    """Some samples to try a module on, all different: mixed up, equal ones would not show it."""
+    """Samples for a trial, all different: mixing equal ones would not show."""
     chosen = x[torch.linspace(0, len(x) - 1, ROWS).long()]
     if len(chosen.unique(dim=0)) == ROWS:
         return chosen
@@ -48,57 +47,57 @@ def samples(x: Tensor) -> Tensor:
     return torch.randint(0, int(x.max()) + 1, chosen.shape, generator=generator).to(chosen)
 
 
-def tried(module: nn.Module, dtype: torch.dtype, x: Tensor) -> Tried:
-    """Watch a module on samples x [ROWS, ...], or refuse it."""
-    predicted = _watched(module, dtype, x, train=False)
+def try_module(module: nn.Module, dtype: torch.dtype, x: Tensor) -> Trial:
+    """The trial of a module on samples x [ROWS, ...]; an error if it is refused."""
+    predicted = _observe(module, dtype, x, train=False)
     _require_prediction(module, dtype, x, predicted)
-    trained = _watched(module, dtype, x, train=True)
+    trained = _observe(module, dtype, x, train=True)
     written = _written(module, trained.changed)
     if trained.drew - {"torch"}:
         _refuse_draws(module, dtype, x, trained, train=True)
     layout = Layout.of(module, written)
     pure = Pure(module, layout, dtype, train=True)
     key = torch.tensor(KEY)
-    with _watched_generators() as drew:
+    with _generators_used() as drew:
         outputs, stats = _run(lambda: pure(layout.flatten(pure.module, dtype), x.clone(), None, key), True)
     draws_itself = "torch" in drew
     if not trained.drew:
         _require_same(module, dtype, layout, trained, outputs, stats)
     _require_training_to_be_over(module, dtype, x, predicted, trained)
-    habits = Habits(known=True, calls=pure.context.asked, draws_itself=draws_itself,
+    effects = SideEffects(known=True, calls=pure.context.asked, draws_itself=draws_itself,
                     writes_x=predicted.writes_x or trained.writes_x)
-    remembers = [_remembers(module, layout, dtype, habits, x, train) for train in (False, True)]
-    habits = habits._replace(remembers=any(remembers))
-    return Tried(layout, habits, pure.context.draws_needed or draws_itself,
-                 _why_alone(Pure(module, layout, dtype, train=True, habits=habits), dtype, x))
+    remembers = [_remembers(module, layout, dtype, effects, x, train) for train in (False, True)]
+    effects = effects._replace(remembers=any(remembers))
+    return Trial(layout, effects, pure.context.draws_needed or draws_itself,
+                 _why_alone(Pure(module, layout, dtype, train=True, effects=effects), dtype, x))
 
 
 # -- watching ------------------------------------------------------------------------------------------
 
 
-class _Watched(NamedTuple):
-    """What a plain copy of the module, called as its author would, has done."""
+class _Observation(NamedTuple):
+    """What a plain call of a copy of the module did."""
 
     module: nn.Module
     outputs: Any
-    changed: list[str]  # its parameters and buffers that are others now
-    drew: set[str]  # whose generators have moved
+    changed: list[str]  # parameters and buffers that it wrote
+    drew: set[str]  # whose generators it used
     writes_x: bool
 
 
-def _watched(module: nn.Module, dtype: torch.dtype, x: Tensor, *, train: bool) -> _Watched:
+def _observe(module: nn.Module, dtype: torch.dtype, x: Tensor, *, train: bool) -> _Observation:
     plain = copied(module, dtype).train(train)
     before = {name: (tensor, tensor._version) for name, tensor in _tensors(plain).items()}
     origin = _tensors(module)
     given = x.clone()
     version = given._version
-    with _watched_generators() as drew:
+    with _generators_used() as drew:
         outputs = _run(lambda: plain(given), train)
     changed = [
         name for name, tensor in _tensors(plain).items()
         if name not in before or tensor is not before[name][0] or tensor._version != before[name][1]
         or not _same(tensor.detach(), origin[name].detach().to(tensor.dtype))]
-    return _Watched(plain, outputs, changed, drew, given._version != version)
+    return _Observation(plain, outputs, changed, drew, given._version != version)
 
 
 def _run(call: Callable[[], Any], train: bool) -> Any:
@@ -124,8 +123,8 @@ _GENERATORS: dict[str, Callable[[], bytes]] = {
 
 
 @contextmanager
-def _watched_generators() -> Iterator[set[str]]:
-    """Which of the generators that everybody shares are used meanwhile; they are put back."""
+def _generators_used() -> Iterator[set[str]]:
+    """Which global generators the block uses; they are restored."""
     moved: set[str] = set()
     before = {name: state() for name, state in _GENERATORS.items()}
     of_numpy, of_python = np.random.get_state(), python_random.getstate()
@@ -141,8 +140,8 @@ def _watched_generators() -> Iterator[set[str]]:
 # -- judging -------------------------------------------------------------------------------------------
 
 
-def _require_prediction(module: nn.Module, dtype: torch.dtype, x: Tensor, seen: _Watched) -> None:
-    """Predictions are a function of a sample and a model: nothing is written, drawn, or mixed."""
+def _require_prediction(module: nn.Module, dtype: torch.dtype, x: Tensor, seen: _Observation) -> None:
+    """A prediction is a function of a sample and a model: nothing is written, drawn or mixed."""
     for name in seen.changed:
         raise UsageError(f"{_owner(module, name)} writes {name!r} also when it predicts, so that a model "
                          "would change by being scored: write it only `if self.training`")
@@ -177,7 +176,7 @@ def _written(module: nn.Module, changed: list[str]) -> list[str]:
     return written
 
 
-def _refuse_draws(module: nn.Module, dtype: torch.dtype, x: Tensor, seen: _Watched, *, train: bool
+def _refuse_draws(module: nn.Module, dtype: torch.dtype, x: Tensor, seen: _Observation, *, train: bool
                   ) -> NoReturn:
     whose = sorted(seen.drew - {"torch"} if train else seen.drew)[0]
     where = _drawer(copied(module, dtype).train(train), x, whose, train)
@@ -188,9 +187,9 @@ def _refuse_draws(module: nn.Module, dtype: torch.dtype, x: Tensor, seen: _Watch
                      "draw with torch")
 
 
-def _require_same(module: nn.Module, dtype: torch.dtype, layout: Layout, seen: _Watched, outputs: Any,
+def _require_same(module: nn.Module, dtype: torch.dtype, layout: Layout, seen: _Observation, outputs: Any,
                   stats: Tensor) -> None:
-    """What is trained is the module that was given: outputs and buffers are those of a plain call."""
+    """Outputs and buffers are those of a plain call."""
     after = layout.flatten(seen.module, dtype).stats
     if not (isinstance(outputs, Tensor) and isinstance(seen.outputs, Tensor)
             and _agree(outputs, seen.outputs) and _agree(stats, after)):
@@ -199,9 +198,9 @@ def _require_same(module: nn.Module, dtype: torch.dtype, layout: Layout, seen: _
                          "their names")
 
 
-def _require_training_to_be_over(module: nn.Module, dtype: torch.dtype, x: Tensor, predicted: _Watched,
-                                 trained: _Watched) -> None:
-    """What training leaves to prediction is in parameters and buffers: put back, they leave nothing."""
+def _require_training_to_be_over(module: nn.Module, dtype: torch.dtype, x: Tensor, predicted: _Observation,
+                                 trained: _Observation) -> None:
+    """With parameters and buffers restored, a prediction is as before the training pass."""
     with torch.no_grad():
         for name, tensor in _tensors(module).items():
             path, _, key = name.rpartition(".")
@@ -215,13 +214,13 @@ def _require_training_to_be_over(module: nn.Module, dtype: torch.dtype, x: Tenso
                          "message would hold: keep it in a buffer of real numbers (register_buffer)")
 
 
-def _remembers(module: nn.Module, layout: Layout, dtype: torch.dtype, habits: Habits, x: Tensor, train: bool
-               ) -> bool:
-    """Whether a pass leaves something behind in attributes; refused if a later pass depends on that."""
+def _remembers(module: nn.Module, layout: Layout, dtype: torch.dtype, effects: SideEffects, x: Tensor,
+               train: bool) -> bool:
+    """Whether a pass changes attributes; refused if a later pass depends on them."""
     key = torch.tensor(KEY)
-    late, early, fresh = (Pure(module, layout, dtype, train=train, habits=habits) for _ in range(3))
+    late, early, fresh = (Pure(module, layout, dtype, train=train, effects=effects) for _ in range(3))
     model = layout.flatten(fresh.module, dtype)
-    _run(lambda: late(model, x.flip(0), None, key), train)  # somebody else's samples
+    _run(lambda: late(model, x.flip(0), None, key), train)  # another client's samples
     out, stats = _run(lambda: late(model, x.clone(), None, key), train)
     expected, stats_expected = _run(lambda: early(model, x.clone(), None, key), train)
     for name in _differences(late.module, early.module):
@@ -236,8 +235,8 @@ def _remembers(module: nn.Module, layout: Layout, dtype: torch.dtype, habits: Ha
 
 
 def _why_alone(pure: Pure, dtype: torch.dtype, x: Tensor) -> str | None:
-    """Whether rows that only fill up a batch can be told from a short batch."""
-    if pure.habits.draws_itself:
+    """Why a padded batch gives other results than a short one; None if it does not."""
+    if pure.effects.draws_itself:
         return "the model draws random numbers by functions of torch that cannot draw for each client"
     model, key = pure.layout.flatten(pure.module, dtype), torch.tensor(KEY)
     with torch.no_grad():
@@ -248,14 +247,14 @@ def _why_alone(pure: Pure, dtype: torch.dtype, x: Tensor) -> str | None:
         short, stats_short = _run(lambda: pure(model, x[:REAL].clone(), None, key), True)
     if _agree(filled[:REAL], short) and _agree(stats, stats_short):
         return None
-    return "in training the model mixes the samples of a batch, so that no batch may be filled up"
+    return "in training the model mixes the samples of a batch, so that batches cannot be padded"
 
 
 # -- comparing -----------------------------------------------------------------------------------------
 
 
 def _agree(a: Tensor, b: Tensor) -> bool:
-    """Up to rounding, which depends on how many samples are taken together."""
+    """Up to rounding, which depends on the size of the batch."""
     if a.shape != b.shape:
         return False
     near = 1e-3 if torch.finfo(a.dtype).bits < 64 else 1e-7
@@ -290,7 +289,7 @@ def _same(a: Any, b: Any, depth: int = 3) -> bool:
 
 
 def _differences(one: nn.Module, other: nn.Module) -> list[str]:
-    """The attributes in which two copies of a module differ; tensors that are registered do not count."""
+    """The attributes in which two copies of a module differ, other than registered tensors."""
     found = []
     for (name, a), (_, b) in zip(one.named_modules(), other.named_modules(), strict=True):
         own, others = (_attributes(each) for each in (a, b))
@@ -324,7 +323,7 @@ def _drawer(plain: nn.Module, x: Tensor, whose: str, train: bool) -> str:
         layer.register_forward_pre_hook(lambda *_: before.append(state()))
         layer.register_forward_hook(lambda layer, *_, name=name: found.append(_called(name, layer))
                                     if before.pop() != state() else None)
-    with _watched_generators():
+    with _generators_used():
         _run(lambda: plain(x.clone()), train)
     return found[0] if found else _called("", plain)
 

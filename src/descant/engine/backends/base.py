@@ -1,4 +1,4 @@
-"""Where chunks of clients run: one after another here, vectorised here, or in worker processes."""
+"""What runs chunks of clients: the base of all backends, and the one in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Backend(ABC):
     def __init__(self, work: Work, chunk: int) -> None:
         self.work = work
         self.chunk = chunk
-        self.notes: list[str] = []  # what people should know about how clients are run
+        self.notes: list[str] = []  # for the user
 
     @abstractmethod
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
@@ -27,16 +27,16 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the backend holds."""
+        """Release what the backend holds."""
 
     def _chunks(self, clients: np.ndarray) -> Iterator[tuple[int, slice]]:
-        # which clients share a chunk depends on the list alone, never on timing
+        # depends on the list alone, never on timing
         for start in range(0, len(clients), self.chunk):
             yield start, slice(start, start + self.chunk)
 
 
 class InProcess(Backend):
-    """Chunks in this process: `vectorised`, or with a chunk of one client, the plain `loop`."""
+    """Chunks in this process: `vectorised`, or `loop` with chunks of one client."""
 
     def __init__(self, work: Work, chunk: int) -> None:
         super().__init__(work, chunk)

@@ -1,4 +1,4 @@
-"""Which backend: as the user says, or by a quick measurement."""
+"""Which backend: as the settings say, or by a quick measurement."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from descant.engine.settings import Train
 from descant.engine.work import CPU, Job, Work, to_score
 from descant.errors import UsageError
 
-# A chunk's matrix of parameters should stay near the processor: more clients per chunk save nothing
-# once the arithmetic outweighs the overhead of an operation, and cost memory traffic.
+# A chunk's parameters should stay in the cache: more clients save nothing once arithmetic outweighs overhead.
 CHUNK_BYTES = 8 * 2**20
 PROBE_STEPS = 3  # batches per client in a measurement
 PROBES, PROBED = 4, 0.15  # the best of so many counts; fewer if they take longer than this many seconds
 
 
-class Measured(NamedTuple):
-    """A way to run the clients, with its cost in seconds per client and batch."""
+class Timing(NamedTuple):
+    """The cost of a way to run clients, in seconds per client and batch."""
 
     backend: str
     chunk: int
@@ -43,7 +42,7 @@ class Measured(NamedTuple):
 
 
 def templates(training: Training) -> Templates:
-    """One row of everything that travels; also lets every job show the form of its result."""
+    """One row of every message and state; also fills in the form of every job's result."""
     work, algorithm = training.work, training.work.algorithm
     facts = training.round_of(np.zeros(1, np.int64))
     message = algorithm.broadcast(training.server, facts)
@@ -68,13 +67,13 @@ def fitted_chunk(work: Work) -> int:
 
 
 def cores() -> int:
-    """How many cores this process may use: of a shared machine not always all."""
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
-    """The backend, with notes on what is not as it was asked for; the settings with every choice written
-    down; and what was measured if it was."""
+def make_backend(training: Training) -> tuple[Backend, Train, list[Timing]]:
+    """The backend, with notes where it differs from the settings; the settings with every choice filled in;
+    and the timings, if any."""
     train, work = training.train, training.work
     require_device(train)
     forms = templates(training)
@@ -88,7 +87,7 @@ def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
         return InProcess(work, chunk), settled, []
     if train.backend == "ray":
         return *_on_ray(work, train, cohort, chunk, forms), []
-    measured: list[Measured] = []
+    measured: list[Timing] = []
     notes: list[str] = []
     name: str = train.backend
     if name != "loop" and chunk > 1 and (why := work.task.alone) is not None:
@@ -110,10 +109,10 @@ def make_backend(training: Training) -> tuple[Backend, Train, list[Measured]]:
 
 def _made(work: Work, train: Train, name: str, chunk: int, workers: int, forms: Templates, notes: list[str]
           ) -> tuple[Backend, Train]:
-    """The backend of that name; where there can be no workers, one without."""
+    """The backend of that name; if there can be no workers, one without."""
     if name == "processes":
         if workers > (available := cores()):
-            notes.append(f"{workers} workers share {times(available, 'core')}: that makes nothing faster")
+            notes.append(f"{workers} workers share {times(available, 'core')}: expect no speed-up")
         try:
             backend = Processes(work, chunk, workers, forms)
         except NoWorkers as error:
@@ -128,7 +127,7 @@ def _made(work: Work, train: Train, name: str, chunk: int, workers: int, forms: 
 
 
 def _that_fits(work: Work, chunk: int, cohort: int, workers: int, notes: list[str]) -> int:
-    """The chunk, or a smaller one if the memory that is free does not hold so many clients at once."""
+    """The chunk, or a smaller one if the free memory does not hold so many clients."""
     free, at_once = free_memory(), min(cohort, workers * chunk)
     if free is None or chunk == 1 or at_once * (each := bytes_per_client(work)) <= USED * free:
         return chunk
@@ -151,7 +150,7 @@ def _on_ray(work: Work, train: Train, cohort: int, chunk: int, forms: Templates)
 
 
 def measure(training: Training, forms: Templates, cohort: int, chunk: int, workers: int, notes: list[str]
-            ) -> list[Measured]:
+            ) -> list[Timing]:
     """Time a few batches of the first cohort in each way that can pay."""
     work, algorithm = training.work, training.work.algorithm
     probe = dataclasses.replace(work, local=LocalWork(steps=PROBE_STEPS))
@@ -160,9 +159,9 @@ def measure(training: Training, forms: Templates, cohort: int, chunk: int, worke
         clients = np.arange(count)
         message = algorithm.broadcast(training.server, training.round_of(clients))
         states = training.store.read(clients)
-        backend.run("local", clients, 0, message, states)  # the first call pays for caches and set-up
+        backend.run("local", clients, 0, message, states)  # warm-up
         best, began = math.inf, time.perf_counter()
-        for _ in range(PROBES):  # whatever else the machine does only adds to the time
+        for _ in range(PROBES):  # other load only adds time
             start = time.perf_counter()
             backend.run("local", clients, 0, message, states)
             best = min(best, time.perf_counter() - start)
@@ -170,27 +169,26 @@ def measure(training: Training, forms: Templates, cohort: int, chunk: int, worke
                 break
         return best / (len(clients) * PROBE_STEPS)
 
-    found = [Measured("loop", 1, 1, seconds(InProcess(probe, 1), min(2, cohort)))]
+    found = [Timing("loop", 1, 1, seconds(InProcess(probe, 1), min(2, cohort)))]
     if chunk > 1 and _can_be_vectorised(training, probe):
-        found.append(Measured("vectorised", chunk, 1, seconds(InProcess(probe, chunk), chunk)))
+        found.append(Timing("vectorised", chunk, 1, seconds(InProcess(probe, chunk), chunk)))
     best = min(found, key=lambda m: m.seconds)
     per_worker = min(best.chunk, -(-cohort // workers))
     if workers > 1 and cohort > 1:
         try:
             with closing(Processes(probe, per_worker, workers, forms)) as processes:
                 cost = seconds(processes, min(cohort, workers * per_worker))
-            found.append(Measured("processes", per_worker, workers, cost))
+            found.append(Timing("processes", per_worker, workers, cost))
         except NoWorkers as error:
             notes.append(f"there can be no worker processes ({error})")
     return found
 
 
 def _can_be_vectorised(training: Training, probe: Work) -> bool:
-    """Whether clients run together come out as they do alone, up to rounding.
+    """Whether clients get the same result together as alone, up to rounding.
 
-    What a module does that is right in the loop only was seen when it was tried (`task.alone`), on a few
-    samples; here the method's own work is, on real batches. Padding brings most to light, so the smallest,
-    a middle and the largest client are tried.
+    `task.alone` tested the module on a few samples; this tests the method on real batches. Most errors show
+    in padding, so the smallest, a middle and the largest client are compared.
     """
     by_size = np.argsort(probe.federation.train.sizes[: probe.federation.population], kind="stable")
     clients = np.unique(by_size[[0, len(by_size) // 2, -1]])

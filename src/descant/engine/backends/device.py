@@ -11,7 +11,7 @@ from descant.errors import UsageError
 
 
 def require_device(train: Train) -> None:
-    """An error that says what to do if the device is not there, or does not fit the backend."""
+    """An error if the device is missing or does not fit the backend."""
     device = torch.device(train.device)
     if device == CPU:
         return

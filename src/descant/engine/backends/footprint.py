@@ -1,4 +1,4 @@
-"""What a client takes of memory while it is trained, roughly: enough to say how many fit."""
+"""A rough estimate of the memory that training a client takes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from descant.core.task import Batch, inputs
 from descant.core.vector import Model
 from descant.engine.work import Work
 
-# Of a client's vectors: message, state, model, gradient, what comes of a step, upload and state again.
-VECTORS = 8
-COPIES = 3  # of what a pass keeps of a batch: the numbers, their gradients, and what is made on the way
-USED = 0.5  # share of the free memory that chunks may take: much else happens in it
+VECTORS = 8  # of a client: message, state, model, gradient, the step, upload and new state
+COPIES = 3  # of what a pass keeps of a batch: values, gradients, temporaries
+USED = 0.5  # share of the free memory that chunks may take
 
 
 def bytes_per_client(work: Work) -> int:
-    """What a client takes in a chunk."""
+    """Bytes of a client in a chunk."""
     sizes = work.federation.train.sizes
     batch = int(sizes.max()) if work.batch == "full" else work.batch
     return VECTORS * work.task.dim * work.task.dtype.itemsize + COPIES * batch * _kept_per_row(work)
 
 
 def _kept_per_row(work: Work) -> int:
-    """The bytes that a sample takes, and all that a network keeps of it for its backward pass."""
-    return (_kept(work, 4) - _kept(work, 2)) // 2  # without what does not depend on the batch
+    """Bytes of a sample, with what a network keeps of it for its backward pass."""
+    return (_kept(work, 4) - _kept(work, 2)) // 2  # without what is independent of the batch
 
 
 def _kept(work: Work, rows: int) -> int:
@@ -42,7 +41,7 @@ def _kept(work: Work, rows: int) -> int:
     theta, stats = task.init()
     theta.requires_grad_()
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), \
-         suppress(Exception):  # what fails here is told where a client fails
+         suppress(Exception):  # reported where a client fails
         task.losses(Model(theta, stats), batch, train=True)
     return sum(kept.values())
 

@@ -12,11 +12,10 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep freed memory for its next use.
+    """Let this process keep freed memory for its next use (glibc only).
 
-    Training frees and asks for tensors of the size of a chunk's models at every step. glibc hands those
-    back to the system, which then fills fresh pages with zeros: up to a tenth of the time. Elsewhere than
-    on glibc nothing happens.
+    Otherwise a chunk's tensors are returned to the system at every step, and fresh pages are filled with
+    zeros: up to a tenth of the time.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -26,7 +25,7 @@ def keep_freed_memory() -> None:
 
 
 class _Group(NamedTuple):
-    """How a generation of control groups calls what it knows of memory."""
+    """The files of a version of control groups."""
 
     root: str
     limit: str
@@ -40,8 +39,7 @@ _NEW = _Group("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process and its children can still have without hurting anyone: of the machine, and
-    of the control groups that a container or a job scheduler has put it in. None: it cannot be told."""
+    """Bytes that this process can still use, by the machine and by its control groups; None if unknown."""
     known = [*_of_machine(root), *_of_groups(root)]
     return min(known) if known else None
 
@@ -58,7 +56,7 @@ def _of_groups(root: Path) -> Iterator[int]:
             if controllers and "memory" not in controllers.split(","):
                 continue
             names = _OLD if controllers else _NEW
-            # in a container the path may be that of the host, of which only the last part is visible here
+            # in a container the path may be the host's, of which only the last part is visible
             for group in (Path(own), *Path(own).parents):
                 yield from _of_group(root / names.root / str(group).lstrip("/"), names)
 

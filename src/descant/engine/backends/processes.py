@@ -1,10 +1,9 @@
 """Chunks in worker processes, one thread each.
 
-The pool of samples is in memory that all processes share (forked pages, or torch's shared memory);
-what a chunk needs and gives travels through one shared buffer per worker, and only a few words through
-a pipe. On Linux workers are forked, so that modules and methods defined in a notebook work too, and the
-buffers are memory without a name, which children inherit: /dev/shm is small in containers, and touching
-what it cannot hold ends a process without a word.
+All processes share the samples (forked pages, or torch's shared memory). The data of a chunk pass through one
+shared buffer per worker, the commands through a pipe. On Linux workers are forked, so that modules and
+methods defined in a notebook work, and buffers are anonymous memory: /dev/shm is small in containers, and
+overflowing it kills the process.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ _START = "fork" if sys.platform == "linux" else "spawn"
 
 
 class Slot(NamedTuple):
-    """A worker's shared buffers: what it is given, and what it gives back."""
+    """A worker's shared buffers."""
 
     inputs: Tensor  # uint8
     outputs: Tensor  # uint8
 
 
 class Templates(NamedTuple):
-    """One row of everything that travels."""
+    """One row of every message, and of a client's state."""
 
     messages: dict[Job, Message]
     state: Tree
 
 
 class NoWorkers(DescantError):
-    """Worker processes cannot be had here; the message says why."""
+    """Worker processes cannot be started here."""
 
 
 class Processes(Backend):
@@ -129,7 +128,7 @@ class Processes(Backend):
     def _death(self, worker: int) -> DescantError:
         self._workers[worker].join(1)
         code = self._workers[worker].exitcode
-        cause = "it was killed, perhaps for want of memory" if code == -9 else f"exit code {code}"
+        cause = "killed (out of memory?)" if code == -9 else f"exit code {code}"
         return DescantError(f"a worker process ended unexpectedly ({cause}); "
                             "resume the run with fewer workers or a smaller chunk")
 
@@ -147,14 +146,14 @@ class Processes(Backend):
 
 
 def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> None:
-    """The life of a worker."""
+    """The main loop of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     keep_freed_memory()
     parent = multiprocessing.parent_process()
     assert parent is not None
     while True:
-        # other workers hold copies of the pipe's far end, so that its closing cannot be relied on
+        # other workers hold copies of the pipe's far end: it may never close
         ready = wait([pipe, parent.sentinel])
         if pipe not in ready:
             return

@@ -1,13 +1,12 @@
 """Chunks in Ray actors, on one machine or on a cluster.
 
-The clients are dealt out to shards, client i to shard i mod `train.workers`, and only clients of one
-shard share a chunk: what is computed together depends on the settings and the cohort alone, never on
-which machines there are. An actor is a process with one thread that holds the rows of its shards. There
-is one for every shard as far as the cluster has the cores for it; otherwise some hold several.
+Client i belongs to shard i mod `train.workers`, and only clients of one shard share a chunk: what is computed
+together depends on the settings and the cohort, never on the machines. An actor is a process with one thread
+that holds the rows of one shard, or of several if the cluster has fewer cores.
 
-An actor that ends, alone or with its machine, is replaced. Until the new one has started, others take
-over its shards, and only chunks that were not finished are done again. The clients' states stay in the
-driver's store and travel with each call, so that nothing is lost with an actor.
+An actor that ends, alone or with its machine, is replaced. Until the new one has started, others take over
+its shards, and unfinished chunks are repeated. Client states stay in the driver's store, so that none is
+lost.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ from descant.engine.settings import Train
 from descant.engine.work import Job, Outcome, Work, gather
 from descant.errors import DescantError
 
-AHEAD = 2  # chunks that an actor has at a time, so that it need not wait for the driver between them
-LIVES = 3  # actors that may end over one chunk
+AHEAD = 2  # chunks that an actor has at a time, so that it never waits for the driver
+LIVES = 3  # actors that may be lost over one chunk
 PATIENCE = 60.0  # seconds that actors may take to start
-PULSE = 5.0  # seconds to wait for anything at a time
+PULSE = 5.0  # seconds of one wait
 
-Arrays: TypeAlias = dict[str, np.ndarray]  # a tree's tensors; Ray shares arrays, where it would copy tensors
-Ref: TypeAlias = Any  # a result that is to come
+Arrays: TypeAlias = dict[str, np.ndarray]  # a tree's tensors: Ray shares arrays and copies tensors
+Ref: TypeAlias = Any  # of a future result
 
 
 class Versions(NamedTuple):
-    """What must be the same everywhere for the results to be the same."""
+    """Versions that must agree on all machines."""
 
     descant: str
     torch: str
@@ -63,7 +62,7 @@ class Versions(NamedTuple):
         python = platform.python_version_tuple()[:2]
         return cls(__version__, torch.__version__.partition("+")[0], ".".join(python))
 
-    def told(self) -> str:
+    def __str__(self) -> str:
         return f"descant {self.descant}, torch {self.torch}, Python {self.python}"
 
 
@@ -77,12 +76,12 @@ class Actor:
         self._shards: dict[int, Work] = {}
 
     def hello(self, path: list[str]) -> tuple[Versions, str]:
-        """What runs here, and on which machine. Modules are also looked for where the driver finds them."""
+        """The versions here, and the machine. Modules are also found where the driver finds them."""
         sys.path.extend(place for place in path if place not in sys.path)
         return Versions.here(), platform.node()
 
     def begin(self, order: tuple[Work, Templates]) -> None:
-        """Learn what is to be done; the federation is a frame without rows."""
+        """Receive the work; its federation has no rows."""
         self._work, self._templates = order
 
     def hold(self, shard: int, rows: Rows) -> None:
@@ -104,14 +103,14 @@ class Actor:
 
 
 @dataclasses.dataclass(eq=False)
-class Seat:
-    """An actor as the driver sees it."""
+class Worker:
+    """An actor, as the driver knows it."""
 
     actor: Any
-    greeting: Ref | None  # the answer to its `hello`, as long as that has not come
+    greeting: Ref | None  # the answer to its `hello`, until that has come
     shards: set[int] = dataclasses.field(default_factory=set)
     since: float = dataclasses.field(default_factory=time.monotonic)
-    chunks: int = 0  # that it has at present
+    chunks: int = 0  # that it has now
     gone: bool = False
 
     @property
@@ -125,21 +124,20 @@ class Seat:
 
 @dataclasses.dataclass(eq=False)
 class Chunk:
-    """Clients of one shard, by their positions in the list of those who are asked."""
+    """Clients of one shard, by their positions in the list of clients."""
 
     shard: int
     at: np.ndarray
-    losses: int = 0  # actors that ended over it
+    losses: int = 0  # actors that were lost over it
 
 
 class OnRay(Backend):
-    """Chunks in actors. Where the settings leave `chunk` or `workers` open they are fitted to the cluster;
-    what they came to is `chunk` and `shards`."""
+    """Chunks in actors. `chunk` and `shards` are fitted to the cluster unless the settings fix them."""
 
     def __init__(self, work: Work, train: Train, cohort: int, chunk: int, templates: Templates) -> None:
         super().__init__(work, chunk)
         self._templates = templates
-        self._seats: list[Seat] = []
+        self._workers: list[Worker] = []
         here = os.cpu_count() or 1
         self._session = Session(train.ray_address, min(train.workers or here, here))
         self._news = self._session.notes  # for the note of the next round
@@ -175,34 +173,34 @@ class OnRay(Backend):
                               note="; ".join(notes) or None)
 
     def close(self) -> None:
-        for seat in self._seats:
+        for worker in self._workers:
             with contextlib.suppress(Exception):
-                ray.kill(seat.actor)
-        self._seats = []
+                ray.kill(worker.actor)
+        self._workers = []
         self._session.close()
 
     def _outcomes(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
                   ) -> list[Outcome]:
         """The outcomes of all chunks, with positions in the list of clients."""
-        self._seats = [self._hired() if seat.gone else seat for seat in self._seats]
+        self._workers = [self._started() if worker.gone else worker for worker in self._workers]
         waiting = {shard: deque(chunks) for shard, chunks in self._dealt(clients)}
-        busy: dict[Ref, tuple[Seat, Chunk]] = {}
+        busy: dict[Ref, tuple[Worker, Chunk]] = {}
         shared = ray.put(_arrays(message.shared))
 
-        def send(seat: Seat, chunk: Chunk) -> None:
+        def send(worker: Worker, chunk: Chunk) -> None:
             rows = torch.from_numpy(chunk.at)
-            ref = seat.actor.run.remote(chunk.shard, job, clients[chunk.at], number, shared,
+            ref = worker.actor.run.remote(chunk.shard, job, clients[chunk.at], number, shared,
                                         _arrays(take(message.each, rows)), _arrays(take(states, rows)))
-            busy[ref] = (seat, chunk)
-            seat.chunks += 1
+            busy[ref] = (worker, chunk)
+            worker.chunks += 1
 
         def receive(ref: Ref) -> Outcome | None:
-            seat, chunk = busy.pop(ref)
-            seat.chunks -= 1
+            worker, chunk = busy.pop(ref)
+            worker.chunks -= 1
             try:
                 outcome: Outcome = self._get(ref)
             except RayError as error:
-                self._lose(seat, chunk, error)
+                self._lose(worker, chunk, error)
                 waiting[chunk.shard].appendleft(chunk)
                 return None
             values = _tree(self.work.templates[job], outcome.values) if len(outcome.done) else ()
@@ -212,9 +210,9 @@ class OnRay(Backend):
         outcomes = []
         while busy or any(waiting.values()):
             for shard, chunks in waiting.items():
-                while chunks and (seat := self._seat_for(shard)) is not None:
-                    if shard in seat.shards or self._gives(shard, seat, chunks[0]):
-                        send(seat, chunks.popleft())
+                while chunks and (worker := self._worker_for(shard)) is not None:
+                    if shard in worker.shards or self._assign(shard, worker, chunks[0]):
+                        send(worker, chunks.popleft())
             outcomes += [receive(ref) for ref in self._awaited(list(busy))]
         return [outcome for outcome in outcomes if outcome is not None]
 
@@ -225,7 +223,7 @@ class OnRay(Backend):
             yield shard, [Chunk(shard, at[part]) for _, part in self._chunks(at)]
 
     def _travelling(self, actors: int) -> int:
-        """How many bytes are on their way at a time, at most: a shard's rows, or a round's chunks."""
+        """The most bytes that are sent at a time: a shard's rows, or a round's chunks."""
         messages, state = self._templates
         shared, each = (max(nbytes(getattr(message, part)) for message in messages.values())
                         for part in ("shared", "each"))
@@ -233,69 +231,68 @@ class OnRay(Backend):
         pool = nbytes((self.work.federation.x, self.work.federation.y))
         return max(pool // self.shards, shared + actors * AHEAD * self.chunk * row)
 
-    # -- who does it -------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def _assemble(self, count: int) -> None:
-        """Start the actors. Whoever finds no core in time comes later, or never."""
+        """Start the actors; some may find a core later, or never."""
         self._actors: Any = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Actor)
         frame = dataclasses.replace(self.work, federation=Shard.frame(self.work.federation))
         self._order = ray.put((frame, self._templates))
-        self._seats = [self._hired() for _ in range(count)]
+        self._workers = [self._started() for _ in range(count)]
         deadline = time.monotonic() + PATIENCE
-        while any(seat.is_starting for seat in self._seats) and time.monotonic() < deadline:
+        while any(worker.is_starting for worker in self._workers) and time.monotonic() < deadline:
             self._awaited([])
-        up = sum(seat.is_up for seat in self._seats)
+        up = sum(worker.is_up for worker in self._workers)
         if not up:
-            raise self._nobody()
+            raise self._no_workers()
         if up < count:
-            self._news.append(f"only {up} of {count} workers could be started in time; they do all the work")
+            self._news.append(f"only {up} of {count} workers started in time; they do all the work")
 
-    def _hired(self) -> Seat:
+    def _started(self) -> Worker:
         actor = self._actors.remote()
-        return Seat(actor, actor.hello.remote(sys.path))
+        return Worker(actor, actor.hello.remote(sys.path))
 
-    def _welcome(self, seat: Seat) -> None:
-        """Put an actor that has started to work."""
+    def _admit(self, worker: Worker) -> None:
+        """Check an actor that has started, and give it the work."""
         try:
-            versions, machine = self._get(seat.greeting)
+            versions, machine = self._get(worker.greeting)
             if versions != Versions.here():
-                raise DescantError(f"the machine {machine} of the Ray cluster has {versions.told()}, and "
-                                   f"this one {Versions.here().told()}: install the same on all")
-            self._get(seat.actor.begin.remote(self._order))
+                raise DescantError(f"the machine {machine} of the Ray cluster has {versions}, and "
+                                   f"this one {Versions.here()}: install the same on all")
+            self._get(worker.actor.begin.remote(self._order))
         except RayError as error:
-            self._dismiss(seat, error)
-        seat.greeting = None
+            self._give_up(worker, error)
+        worker.greeting = None
 
-    def _seat_for(self, shard: int) -> Seat | None:
-        """Who works for a shard: its own actor, or another as long as that is not there; None while they have
-        enough to do."""
-        seat = self._seats[shard % len(self._seats)]
-        if not seat.is_up:
-            up = [seat for seat in self._seats if seat.is_up]
-            seat = min(up, key=lambda s: (shard not in s.shards, len(s.shards)), default=seat)
-        return seat if seat.is_up and seat.chunks < AHEAD else None
+    def _worker_for(self, shard: int) -> Worker | None:
+        """The worker of a shard: its own, or another until that has started; None while they are busy."""
+        worker = self._workers[shard % len(self._workers)]
+        if not worker.is_up:
+            up = [worker for worker in self._workers if worker.is_up]
+            worker = min(up, key=lambda s: (shard not in s.shards, len(s.shards)), default=worker)
+        return worker if worker.is_up and worker.chunks < AHEAD else None
 
-    def _gives(self, shard: int, seat: Seat, chunk: Chunk) -> bool:
-        """Give a shard's rows to an actor; whether that is there to take them."""
+    def _assign(self, shard: int, worker: Worker, chunk: Chunk) -> bool:
+        """Give a shard's rows to a worker; whether it took them."""
         federation = self.work.federation
         rows = Rows.of(federation, np.arange(shard, federation.everyone, self.shards))
         try:
-            self._get(seat.actor.hold.remote(shard, rows))
+            self._get(worker.actor.hold.remote(shard, rows))
         except RayError as error:
-            self._lose(seat, chunk, error)
+            self._lose(worker, chunk, error)
             return False
-        for other in self._seats:
+        for other in self._workers:
             if other.is_up and shard in other.shards:
                 other.shards.remove(shard)
                 other.actor.drop.remote(shard)  # when it has done the chunks that it has
-        seat.shards.add(shard)
+        worker.shards.add(shard)
         return True
 
-    def _lose(self, seat: Seat, chunk: Chunk, error: RayError) -> None:
-        """Replace an actor that has ended over a chunk."""
-        if not seat.gone:
-            self._dismiss(seat, error)
-            self._seats[self._seats.index(seat)] = self._hired()
+    def _lose(self, worker: Worker, chunk: Chunk, error: RayError) -> None:
+        """Replace a worker that was lost over a chunk."""
+        if not worker.gone:
+            self._give_up(worker, error)
+            self._workers[self._workers.index(worker)] = self._started()
             self._news.append(f"a worker was lost ({_cause(error)}): what it had not finished was done again")
         chunk.losses += 1
         if chunk.losses == LIVES:
@@ -303,30 +300,30 @@ class OnRay(Backend):
                                f"{_cause(error)}); all rounds that were committed are safe. If they need "
                                "more memory than there is, a new run with a smaller train.chunk needs less")
 
-    def _dismiss(self, seat: Seat, error: RayError) -> None:
-        """Give up an actor that has ended or cannot be reached. Any other error is the user's to know."""
+    def _give_up(self, worker: Worker, error: RayError) -> None:
+        """Give up a worker that has ended or cannot be reached; raise any other error."""
         if isinstance(error, RayTaskError | ObjectStoreFullError | OutOfDiskError) or _missing(error):
             raise error
-        seat.gone = True
+        worker.gone = True
         with contextlib.suppress(Exception):
-            ray.kill(seat.actor)
+            ray.kill(worker.actor)
 
-    def _nobody(self) -> DescantError:
+    def _no_workers(self) -> DescantError:
         return DescantError("no worker could be started on the Ray cluster in time: its cores may be in use "
                             f"by others, or its machines gone (see `ray status`); {SAFE}")
 
     # -- waiting -----------------------------------------------------------------------------------
 
     def _awaited(self, busy: list[Ref]) -> list[Ref]:
-        """Those of the chunks that have come to an end, if any; new actors are welcomed meanwhile."""
-        starting = {seat.greeting: seat for seat in self._seats if seat.is_starting}
-        idle = not busy and not any(seat.is_up for seat in self._seats)
-        if idle and all(time.monotonic() - seat.since > PATIENCE for seat in starting.values()):
-            raise self._nobody()
+        """The finished chunks, if any; workers that have started meanwhile are admitted."""
+        starting = {worker.greeting: worker for worker in self._workers if worker.is_starting}
+        idle = not busy and not any(worker.is_up for worker in self._workers)
+        if idle and all(time.monotonic() - worker.since > PATIENCE for worker in starting.values()):
+            raise self._no_workers()
         ready = self._ready([*busy, *starting])
         for ref in ready:
             if ref in starting:
-                self._welcome(starting[ref])
+                self._admit(starting[ref])
         return [ref for ref in ready if ref not in starting]
 
     def _get(self, ref: Ref) -> Any:
@@ -346,14 +343,14 @@ def _arrays(tree: Tree) -> Arrays:
 
 
 def _tree(template: Tree, arrays: Arrays) -> Tree:
-    """The tree of these arrays. They are copied: what Ray shares cannot be written to, and how it lies in
-    memory would show in the last bit of a product."""
+    """The tree of these arrays, copied: Ray's are read-only, and alignment shows in the last bit of
+    products."""
     return rebuild(template, {name: torch.tensor(array) for name, array in arrays.items()})
 
 
 @contextlib.contextmanager
 def _failures_told() -> Iterator[None]:
-    """What Ray raises, in our words."""
+    """Turn Ray's errors into DescantErrors."""
     try:
         yield
     except (ObjectStoreFullError, OutOfDiskError) as error:
@@ -381,7 +378,7 @@ def _cause(error: RayError) -> str:
         return "out of reach"
     if "node has died" in str(error):
         return "gone with its machine"
-    return "killed for want of memory" if "low on memory" in str(error) else "killed or crashed"
+    return "killed (out of memory)" if "low on memory" in str(error) else "killed or crashed"
 
 
 def _last_line(error: RayError) -> str:

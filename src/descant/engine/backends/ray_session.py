@@ -1,7 +1,7 @@
-"""Ray, started here or joined where it runs, and left as it was found.
+"""A Ray session: started here, or a cluster that is joined.
 
-Ray waits long for what does not come, says much, and leaves files behind. Here a wrong address is told
-in seconds, nothing is printed or reported to anybody, and what we started ends with us.
+Ray waits minutes for a wrong address, prints, and leaves files behind. Here a wrong address is an error
+within seconds, nothing is printed or reported, and what we started ends with us.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ from descant.core.units import size
 from descant.errors import DescantError, UsageError
 
 ANSWER = 5.0  # seconds that an address may take to answer
-BETWEEN = 5.0  # seconds between looks whether a cluster is still there
-LOST = 30.0  # seconds without an answer after which it is given up; after 60, Ray ends this process
+BETWEEN = 5.0  # seconds between checks of a cluster
+LOST = 30.0  # seconds without an answer until we give up; after 60, Ray ends this process
 SAFE = "all rounds that were committed are safe: resume the run when the cluster is back"
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
-          "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # some versions warn of a change to come
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0",  # report nothing
+          "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # silences a warning of some versions
 
 
 class Session:
-    """A connection to Ray. `address` None starts one on this machine, with so many cores."""
+    """A connection to Ray. Without an address, one is started here with so many cores."""
 
     def __init__(self, address: str | None, cores: int) -> None:
-        self.notes: list[str] = []  # what the user should know
-        self._place: str | None = None  # of the files of a Ray that we started
+        self.notes: list[str] = []  # for the user
+        self._place: str | None = None  # the files of a Ray that we started
         self._ours = not ray.is_initialized()
         self._checked = time.monotonic()
         if not self._ours:
             _require_same(address)
             return
-        self._before = _Before()
+        self._before = _ProcessState()
         os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
         try:
             if address is None:
                 self._start(cores)
             else:
                 _join(address)
-            ray._private.worker._worker_logs_enabled = False  # nor what Ray finds worth telling
+            ray._private.worker._worker_logs_enabled = False
         except BaseException:
             self.close()
             raise
 
     @property
     def cores(self) -> int:
-        """How many cores the nodes offer together."""
+        """The cores of all nodes."""
         return int(ray.cluster_resources().get("CPU", 0))
 
     @property
     def store(self) -> int:
-        """Bytes of shared memory that a node has for what travels, on average."""
+        """Bytes of a node's object store, on average."""
         nodes: int = sum(node["Alive"] for node in ray.nodes())
         return int(ray.cluster_resources().get("object_store_memory", 0)) // max(nodes, 1)
 
     def check(self) -> None:
-        """Notice now and then whether the cluster is gone, which Ray answers by ending this process."""
+        """An error if the cluster is gone, before Ray ends this process."""
         if time.monotonic() - self._checked < BETWEEN:
             return
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
@@ -90,7 +90,7 @@ class Session:
 
     def _start(self, cores: int) -> None:
         free = _shared_memory()
-        # a short name: those of the sockets in there must not be longer than 107 letters
+        # a short name: socket paths are limited to 107 characters
         self._place = tempfile.mkdtemp(prefix="descant-ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp"))
         try:
             ray.init(address="local", num_cpus=cores, num_gpus=0, include_dashboard=False,
@@ -103,8 +103,8 @@ class Session:
                               "more)")
 
 
-class _Before:
-    """What Ray changes in a process, as it was before."""
+class _ProcessState:
+    """The state of the process that Ray changes."""
 
     def __init__(self) -> None:
         self._environ = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
@@ -121,7 +121,7 @@ class _Before:
 
 
 def _require_same(address: str | None) -> None:
-    """Whoever is connected already keeps that connection."""
+    """Refuse another address if this process is connected already."""
     joined = ray.get_runtime_context().gcs_address
     if address not in (None, "auto", joined):
         raise UsageError(f"train.ray_address is {address!r}, but this process is connected to the Ray "
@@ -155,7 +155,7 @@ def _join(address: str) -> None:
 
 
 def _reach(address: str) -> None:
-    """See whether something that can be Ray answers, which Ray itself would find out after minutes."""
+    """An error unless something that can be Ray answers. Ray itself would end this process after a minute."""
     host, _, port = address.rpartition(":")
     if "/" in address or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UsageError(f'train.ray_address {address!r} must be "auto", or host:port of the cluster\'s head '
@@ -178,19 +178,19 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _speaks_http2(connection: socket.socket) -> bool:
-    """Whether the other side answers to the opening of HTTP/2, which gRPC is, with its settings."""
+    """Whether the other side answers an HTTP/2 preface with its settings, as gRPC does."""
     settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
     return connection.recv(9)[3:4] == settings[3:4]
 
 
 def _shared_memory() -> int:
-    """Bytes that are free in shared memory; any number where it is not a file system."""
+    """Free bytes of /dev/shm."""
     place = Path("/dev/shm")
     return shutil.disk_usage(place).free if place.is_dir() else sys.maxsize
 
 
 def _in_one_line(error: BaseException) -> str:
-    """What an error says, without the traceback that Ray may put into it."""
+    """The message of an error, without the traceback that Ray may put into it."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1] if any("Traceback" in line for line in lines) else " ".join(" ".join(lines).split())

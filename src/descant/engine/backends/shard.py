@@ -1,7 +1,7 @@
-"""The part of a federation that one machine holds: the rows of some clients, and nobody else's.
+"""The part of a federation that one machine holds: the rows of some clients.
 
-Clients keep the numbers that they have in the whole, because their random numbers are named by these
-(`random.py`); the index tables have an empty list for everyone else.
+Clients keep their numbers in the whole federation, which name their random numbers (`random.py`). The index
+tables have an empty list for all others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from descant.core.splits import SPLITS, Table
 
 
 class Rows(NamedTuple):
-    """Some clients' rows of a pool, and who owns which: only arrays, which travel without being copied."""
+    """The rows of some clients, and who owns which. Arrays, since Ray would copy tensors."""
 
     x: np.ndarray
     y: np.ndarray
@@ -40,20 +40,20 @@ class Rows(NamedTuple):
 
 
 class Shard(Federation):
-    """A federation of which only some clients' rows are here."""
+    """A federation with the rows of some clients."""
 
     def __post_init__(self) -> None:
-        """The whole was checked when it was made."""
+        """The whole federation was checked when it was made."""
 
     @classmethod
     def frame(cls, federation: Federation) -> Shard:
-        """All that is known of a federation but its rows."""
+        """A federation without its rows."""
         nobody = Table.packed(np.zeros(0, np.int64), np.zeros(federation.everyone, np.int64))
         known = {field.name: getattr(federation, field.name) for field in dataclasses.fields(federation)}
         return cls(**known | {"x": federation.x[:0].clone(), "y": federation.y[:0].clone(),
                               "train": nobody, "validation": nobody, "test": nobody})
 
     def holding(self, rows: Rows) -> Shard:
-        """The same frame with these rows in it."""
+        """This federation with these rows."""
         return dataclasses.replace(self, **rows._replace(
             x=torch.tensor(rows.x), y=torch.tensor(rows.y))._asdict())  # type: ignore[arg-type]
