@@ -13,7 +13,7 @@ from torch import nn
 from descant.deploy.backend import Rules
 from descant.deploy.client import Client
 from descant.deploy.server import run_server
-from descant.deploy.transport import Connection, Events, NoReply, Payload, Reply, ServerTransport
+from descant.deploy.transport import Connection, Events, NoReply, Payload, Reply
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run
 
@@ -119,8 +119,8 @@ def batchnorm(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), hidden, nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, outputs))
 
 
-def federate(experiment: Experiment, transport: ServerTransport, out: Path, *, observer: Any = None,
+def federate(experiment: Experiment, transport: MemoryServer, out: Path, *, observer: Any = None,
              rules: Rules | None = None, clients: int | None = None, **options: Any) -> Run:
-    count = len(transport.connected()) if clients is None else clients
+    count = len(transport.ids) if clients is None else clients
     return run_server(experiment, transport, out, count, rules or Rules(deadline=5), observer or Quiet(),
                       **options)

@@ -528,7 +528,7 @@ def test_the_norm_of_updates_is_bounded(method: str, tmp_path: Path) -> None:
 
 def test_a_failing_client_tells_its_error_at_home_only(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, server = flower.Quiet(), flower.Quiet()
+    told, seen = flower.Quiet(), flower.Quiet()
     nodes = flower.make_clients(DATA, tmp_path) | flower.make_clients({"1": DATA["1"]}, tmp_path, told)
     server = flower.MemoryServer(nodes)
 
@@ -536,11 +536,11 @@ def test_a_failing_client_tells_its_error_at_home_only(
         raise ValueError("the patient is Mrs Smith")
 
     monkeypatch.setattr(ClientStates, "write", secret)
-    with pytest.raises(DescantError, match=r"no upload|every upload|were rejected"):
-        flower.federate(experiment("ditto"), server, tmp_path / "server", observer=server)
+    with pytest.raises(DescantError, match="were rejected"):
+        flower.federate(experiment("ditto"), server, tmp_path / "server", observer=seen)
     assert ("work", "ValueError: the patient is Mrs Smith") in [
         (what, f"{type(error).__name__}: {error}") for what, error in told.of("failed")]
-    assert {reason for _, _, reason in server.of("lost")} == {"it failed: ValueError"}
+    assert {reason for _, _, reason in seen.of("lost")} == {"it failed: ValueError"}
 
 
 # -- who may take part ------------------------------------------------------------------------------------

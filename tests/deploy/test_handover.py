@@ -827,6 +827,37 @@ def test_a_remote_federation(tmp_path: Path) -> None:
     assert contents(out) == before
 
 
+@pytest.mark.parametrize("labels", [(1, 2), (0, 2)])
+@pytest.mark.parametrize("where", ["here", "remote"])
+def test_predictions_show_the_users_own_labels(labels: tuple[int, int], where: str, tmp_path: Path) -> None:
+    """Whoever trained the model, and for newcomers: never a class number that no row has."""
+    folder, rng = tmp_path / "sites", np.random.default_rng(0)
+    folder.mkdir()
+    for name in ("a", "b", "new"):
+        y = np.resize(labels, 30)
+        x = rng.standard_normal((30, 3)) + 3.0 * y[:, None]
+        np.savez((tmp_path if name == "new" else folder) / f"{name}.npz", x=x, y=y)
+    sections: dict[str, Any] = {
+        "data": {"dataset": f"{folder}/" if where == "here" else "nodes", "scale": "client"},
+        "model": {"name": "mclr"}, "algorithm": {"name": "fedavg"},
+        "train": {"rounds": 5, "backend": "loop", "local": {"steps": 20}}}
+    if where == "here":
+        assert runs.start(Setup.of(Experiment.parse(sections)), tmp_path / "run").rounds == 5
+        assert call("export", tmp_path / "run", "--client", "a", "--to", tmp_path).exit_code == 0
+    else:
+        files = {name: str(folder / f"{name}.npz") for name in ("a", "b")}
+        transport = flower.MemoryServer(flower.make_clients(files, tmp_path))
+        flower.federate(Experiment.parse(sections), transport, tmp_path / "run", alone=False)
+    made = call("personalize", tmp_path / "run", "--data", tmp_path / "new.npz", "--to", tmp_path)
+    assert made.exit_code == 0, made.stderr
+    for model in ("a", "new"):
+        found = call("predict", tmp_path / model, tmp_path / "new.npz")
+        assert found.exit_code == 0, found.stderr
+        shown = [int(line.split(",")[0]) for line in found.stdout.splitlines()[1:]]
+        assert {*shown} == {*labels}
+        assert np.mean(np.array(shown) == np.resize(labels, 30)) > 0.8
+
+
 def test_constants_of_the_experiment_are_known_where_the_rows_are_not(kept: Path) -> None:
     setup = load_run(kept / "run").setup
     frame = RemoteFederation.of(SampleFormat((4,), "real", (), "int64", 2, None), [ClientInfo("a", 3, 1, 1)],

@@ -29,14 +29,14 @@ def is_place(text: object) -> bool:
 
 
 class Named(str):
-    """A place that a file names, with what that file may name. It goes wherever the text goes, also to worker
-    processes; a place without it is one that a Python program names itself."""
+    """A place that a file names, with that file's permit. It survives pickling to worker processes; a plain
+    str is a place that a Python program names itself."""
 
     permit: Permit
 
     def __new__(cls, place: str, permit: Permit) -> Named:
         made = super().__new__(cls, place)
-        # settled here: on another machine the user's project may be installed as a library
+        # decided here: on another machine the user's project may be installed as a library
         by_project = permit.project and top_of(place) not in permit.allow and permit.covers(place)
         made.permit = Permit((*permit.allow, top_of(place)), True) if by_project else permit
         return made
@@ -46,8 +46,8 @@ class Named(str):
 
 
 def marked(value: Any, permit: Permit) -> Any:
-    """The value with every place in it, however deep, as one that a file names. What another permit covers
-    already stays as it is."""
+    """The value with every place in it, however deep, marked with the permit; one that its own permit covers
+    stays."""
     if isinstance(value, Named) and value.permit.covers(value):
         return value
     if isinstance(value, str):
@@ -76,7 +76,7 @@ def _places(value: Any, field: str) -> Iterator[tuple[str, str]]:
         yield field, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            if key != "label":  # which may be any text
+            if key != "label":  # any text
                 yield from _places(item, f"{field}.{key}")
     elif isinstance(value, list | tuple):
         for item in value:
@@ -84,29 +84,28 @@ def _places(value: Any, field: str) -> Iterator[tuple[str, str]]:
 
 
 def require_permitted(tables: Mapping[str, Any], permit: Permit, where: str = "") -> None:
-    """Refuse sections that name code which is not permitted, before anything is made of them."""
+    """Refuse sections that name code without a permit, before anything is made of them."""
     for field, place in named_in(tables):
         if not permit.covers(place):
             raise refusal(place, f"{where}{field}")
 
 
 def permit_of(tables: Mapping[str, Any], permit: Permit = NOTHING) -> Permit:
-    """A permit with what the places in these tables already have one for: what a user's own file names may be
-    found again in the directories that come of it."""
+    """The permit with what these tables' places are permitted already: a user's own file names them, and its
+    run directories name them again."""
     granted = (str(place) for _, place in named_in(tables)
                if isinstance(place, Named) and place.permit.covers(place))
     return Permit((*permit.allow, *granted), permit.project)
 
 
 def imported(place: str, where: str) -> Any:
-    """The object at a place; `where` names the field in errors. The module is looked for where Python looks,
-    and in the current directory."""
+    """The object at a place; `where` names the field in errors. Also looks in the current directory."""
     path, _, attribute = place.partition(":")
     _look_here()
     require(place, where)
     _tell(path, where)
     try:
-        with torch.random.fork_rng(devices=[]):  # what it draws at its first import must not matter
+        with torch.random.fork_rng(devices=[]):  # random draws at import must not matter
             module = importlib.import_module(path)
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")
@@ -129,10 +128,10 @@ def require(place: str, where: str) -> None:
 
 
 def _require_home(found: Any, place: str, where: str) -> None:
-    """A module's names are also those that it has imported: `from shutil import rmtree` makes none of it the
-    user's. What a file names must be defined where it may be imported from."""
+    """A module also has the names that it imports (`from shutil import rmtree`). What a file names must be
+    defined where it may be imported from."""
     if not isinstance(found, type | FunctionType | BuiltinFunctionType):
-        return  # an object: that it is one which belongs there is for whoever wants it to say
+        return  # an object, which the caller checks
     home = str(found.__module__)
     if is_standard(top_of(home)):
         raise UsageError(f"{where} {place} is {found.__qualname__} of {home}, a module of Python itself: it "
@@ -150,7 +149,7 @@ def _look_here() -> None:
 
 @cache
 def _tell(path: str, where: str) -> None:
-    """Say, once, what is about to be imported, and from which file."""
+    """Log once what is about to be imported, and from which file."""
     file = _file_of(path)
     LOG.info("imports %s%s for %s", path, "" if file is None else f" ({file})", where)
 

@@ -1,12 +1,11 @@
-"""Whose code may be imported on behalf of a file.
+"""Which code a file may name.
 
-To import a module is to run it, and to call a function is to run that. So what a file names is honoured as
-far as whoever reads the file permits:
+Importing a module runs it. So a file may name only what its reader permits:
 
-- a file that a command merely opens (a run directory, a model, a comparison, the experiment that a server
-  sends) may name what the user has allowed: with `--allow`, with `allow=` in Python, or in their settings;
+- a file that a command merely opens (a run directory, a model, a comparison, a server's experiment) may
+  name what the user has allowed: with `--allow`, with `allow=` in Python, or in their settings;
 - a file that the user runs may also name modules of the user's own project;
-- no file may name modules of Python's standard library: models, priors and metrics are not kept there.
+- no file may name modules of Python's standard library.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?")
 class Permit:
     """What a file may name."""
 
-    allow: tuple[str, ...] = ()  # packages and modules with all that is in them, or single places
-    project: bool = False  # and the modules of the user's project: the file is one that the user runs
+    allow: tuple[str, ...] = ()  # packages and modules with all their content, or single places
+    project: bool = False  # also the user's own project: the user runs this file
 
     def covers(self, place: str) -> bool:
         """Whether the object at "package.module:name" may be imported."""
@@ -47,11 +46,11 @@ class Permit:
 
 
 NOTHING = Permit()
-Allowed: TypeAlias = Collection[str] | Permit  # what a caller may give: names, or a whole permit
+Allowed: TypeAlias = Collection[str] | Permit  # names, or a permit
 
 
 def opened(allow: Allowed = ()) -> Permit:
-    """The permit of a file that is merely opened: what is allowed here, and in the user's settings."""
+    """The permit of a file that is merely opened: `allow` and the user's settings."""
     return allow if isinstance(allow, Permit) else Permit((*_checked(allow, "--allow"), *_settings()))
 
 
@@ -71,25 +70,25 @@ def is_standard(top: str) -> bool:
 
 
 def is_project(top: str) -> bool:
-    """Whether a package is the user's: neither Python's, nor installed as a library, nor descant."""
+    """Whether a package is the user's own: not Python's, not an installed library, not descant."""
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return False
     if spec is None:
-        return True  # that it is missing is told by the import
+        return True  # the import reports that it is missing
     found = [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
     return top != "descant" and bool(found) and not any(
         Path(place).resolve().is_relative_to(library) for place in found if place for library in _libraries())
 
 
 def refusal(place: str, where: str) -> UsageError:
-    """The error for what is not permitted, with what to type if it is meant; `where` names the field."""
+    """The error for what is not permitted, with the remedy; `where` names the field."""
     top = top_of(place)
     if is_standard(top):
-        return UsageError(f"{where} {place}: {top} is a module of Python itself, which holds no such thing: "
-                          "it is refused (a module of your own needs another name)")
-    return UsageError(f"{where} {place} is code that a file names: it is imported only if you allow it. If "
+        return UsageError(f"{where} {place}: {top} is a module of Python itself, which is refused (a module "
+                          "of your own needs another name)")
+    return UsageError(f"{where} {place} is code that a file names, imported only if you allow it. If "
                       f'you trust {top}, add --allow {top} to the command (in Python: allow=["{top}"]), or '
                       f'write allow = ["{top}"] into {settings_file()}')
 
@@ -97,10 +96,10 @@ def refusal(place: str, where: str) -> UsageError:
 def settings_file() -> Path:
     """The user's own settings."""
     base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    if not base.is_absolute():  # as its specification has it
+    if not base.is_absolute():  # as XDG specifies
         try:
             base = Path.home() / ".config"
-        except RuntimeError:  # nobody's home; never a path that depends on the current directory
+        except RuntimeError:  # no home; never relative to the current directory
             base = Path("/.config")
     return base / "descant" / "settings.toml"
 
@@ -131,14 +130,13 @@ def _checked(allow: Collection[str], where: str) -> tuple[str, ...]:
         if not isinstance(entry, str) or not _ENTRY.fullmatch(entry):
             raise UsageError(f"{where} {entry!r} must name a package or a module, such as my_package")
         if is_standard(top_of(entry)):
-            raise UsageError(f"{where} {entry}: a module of Python itself cannot be allowed: it holds no "
-                             "model, prior or metric")
+            raise UsageError(f"{where} {entry}: a module of Python itself cannot be allowed")
     return entries
 
 
 @cache
 def _libraries() -> tuple[Path, ...]:
-    """Where Python and what was installed are."""
+    """The directories of Python and of installed packages."""
     places = [*site.getsitepackages(), site.getusersitepackages(),
               *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))]
     return tuple(dict.fromkeys(Path(place).resolve() for place in places))
