@@ -121,7 +121,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 def done(plan: planning.Plan, seen: Seen, labels: list[str] | None = None, seeds: list[int] | None = None
          ) -> results.Results:
-    assert carry_out.carry_out(plan, plan.runs(labels, seeds), 1, seen) == []
+    assert carry_out.execute(plan, plan.runs(labels, seeds), 1, seen) == []
     return results.read(plan)
 
 
@@ -266,7 +266,7 @@ def test_an_opening_does_not_spoil_the_budget(tables: dict[str, Any], tmp_path: 
 def test_a_method_that_diverges_at_once_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path,
                                                                  seen: Seen) -> None:
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto:solver.lr=1e38", baselines=False)
-    [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
+    [(run, why)] = carry_out.execute(plan, plan.runs(), 1, seen)
     assert run.label == "ditto"
     assert "diverges" in why
     assert seen.done == ["fedavg, seed 0"]
@@ -658,7 +658,7 @@ def test_a_stopped_run_is_resumed(tables: dict[str, Any], tmp_path: Path, seen: 
     [run] = plan.runs()
     train = dataclasses.replace(run.experiment.train, rounds=2)
     half = run._replace(experiment=dataclasses.replace(run.experiment, train=train))
-    assert carry_out.carry_out(plan, [half], 1, seen) == []
+    assert carry_out.execute(plan, [half], 1, seen) == []
     assert not run.done
     assert page.page_data(tmp_path / "out")["progress"] == [
         {"label": "pfedme", "seed": 0, "rounds": 2, "of": 4, "state": "waiting",
@@ -677,7 +677,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_p
     place = plan.runs()[0].place
     place.mkdir(parents=True)
     (place / "something").write_text("of the user's")
-    [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
+    [(run, why)] = carry_out.execute(plan, plan.runs(), 1, seen)
     assert run.label == "pfedme"
     assert "not empty" in why
     assert [row.label for row in results.read(plan).rows] == ["localtrain", "tuned"]
@@ -688,7 +688,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_p
     assert "pfedme lacks seed 0" in data["notes"][0]
 
     shutil.rmtree(place)  # mended: the same again does what is missing
-    assert carry_out.carry_out(plan, plan.runs(), 1, seen) == []
+    assert carry_out.execute(plan, plan.runs(), 1, seen) == []
     assert page.page_data(plan.out)["finished"]
 
 
@@ -707,6 +707,21 @@ def test_a_damaged_run_is_told(tables: dict[str, Any], tmp_path: Path, seen: See
     (run.place / "summary.json").write_text("{")
     with pytest.raises(DescantError, match=r"seed-0 is damaged .* remove that directory"):
         results.read(plan)
+
+
+def test_a_damaged_method_is_told_where_it_is_read(tables: dict[str, Any], tmp_path: Path) -> None:
+    made(tables, tmp_path / "out", [0], algorithms="ditto")
+    path = tmp_path / "out" / "comparison.json"
+    whole = json.loads(path.read_text())
+    [baseline] = [k for k, method in enumerate(whole["methods"]) if method["label"] == "localtrain"]
+    del whole["methods"][baseline]["asked"]["solver"]  # a field that is missing has its default
+    path.write_text(json.dumps(whole))
+    assert any("were added with sgd at " in note for note in words.notes(results.read(
+        planning.read(tmp_path / "out"))))
+    whole["methods"][baseline]["asked"]["solver"] = 3
+    path.write_text(json.dumps(whole))
+    with pytest.raises(DescantError, match=rf"json is damaged \(methods\[{baseline}\].asked.solver must be"):
+        planning.read(tmp_path / "out")
 
 
 def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
@@ -779,7 +794,7 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
 def test_a_run_that_was_extended_is_told(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto", baselines=False)
     done(plan, seen)
-    runs.resume(plan.runs()[0].place, rounds=20, observer=carry_out._Unwatched())
+    runs.resume(plan.runs()[0].place, rounds=20, observer=carry_out._Silent())
     found = done(plan, seen)
     assert "fedavg, seed 0, has 20 rounds instead of 12" in words.notes(found)[0]
 
@@ -807,6 +822,21 @@ def test_a_process_that_dies_does_not_stop_the_others() -> None:
     assert sorted(seen.done) == ["1", "2", "3"]
 
 
+def test_a_run_of_a_version_with_fewer_fields_is_still_its_own(tables: dict[str, Any], tmp_path: Path,
+                                                               seen: Seen) -> None:
+    plan, _ = made(tables, tmp_path / "out", [0], algorithms="ditto", baselines=False)
+    found = done(plan, seen)
+    [run] = plan.runs()
+    config = layout.config(run.place)
+    del config["algorithm"]["lam"]  # which has its default
+    layout.write_config(run.place, config)
+    assert results.read(plan).rows == found.rows
+    config["algorithm"]["lam"] = 0.75
+    layout.write_config(run.place, config)
+    with pytest.raises(DescantError, match=r"not belong to this comparison \(algorithm.lam: 0.75 became"):
+        results.read(plan)
+
+
 def test_a_run_from_elsewhere_is_refused(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto", baselines=False)
     other, _ = made(tables | {"data": tables["data"] | {"clients": 4}}, tmp_path / "other", [0],
@@ -816,7 +846,7 @@ def test_a_run_from_elsewhere_is_refused(tables: dict[str, Any], tmp_path: Path,
     with pytest.raises(DescantError, match=r"not belong to this comparison \(data.clients: 4 became 6\)"):
         done(plan, seen)
     (plan.runs(["ditto"])[0].place / "summary.json").unlink()  # nor is it continued
-    [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
+    [(run, why)] = carry_out.execute(plan, plan.runs(), 1, seen)
     assert run.label == "ditto"
     assert "does not belong to this comparison" in why
 
@@ -825,7 +855,7 @@ def test_a_run_without_its_config_fails_alone(tables: dict[str, Any], tmp_path: 
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto", baselines=False)
     done(plan, seen)
     (plan.runs(["ditto"])[0].place / "config.toml").unlink()
-    [(_, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
+    [(_, why)] = carry_out.execute(plan, plan.runs(), 1, seen)
     assert "not empty" in why
     found = results.read(plan)
     assert [row.label for row in found.rows] == ["fedavg"]
@@ -1009,7 +1039,7 @@ def test_a_method_of_which_nothing_trains_does_not_stop_the_others(tables: dict[
     assert "fedprox: none of the 7 trials of its search trained, down to solver.lr = 1e-07" in (
         plan.remarks()[0])
     assert seen.notes == [plan.remarks()[0].removesuffix(".")]
-    [(run, why)] = carry_out.carry_out(plan, plan.runs(), 1, seen)
+    [(run, why)] = carry_out.execute(plan, plan.runs(), 1, seen)
     assert run.label == "fedprox"
     assert "diverges" in why
     assert [row.label for row in results.read(plan).rows] == ["fedavg"]

@@ -300,7 +300,7 @@ def test_a_search_of_failures_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(runs, "start", diverge)
     found = tune.search(experiment(), 3, tmp_path)
-    assert isinstance(found, tune.Nothing)
+    assert isinstance(found, tune.Untrained)
     assert found.note == ("none of the 7 trials of its search trained, down to solver.lr = 1e-07: no upload "
                           "of round 1 could be taken; it runs with its own settings")
     rows = table(tmp_path)
@@ -327,7 +327,7 @@ def test_a_search_whose_trials_all_diverge_goes_down_until_something_trains(tmp_
     """With steps from 0.001 the error grows by 1 - 0.001 * 1e5 each time: without bound in a few rounds."""
     stiff = quadratics(FedProx(mu=1e5, solver=SGD(lr=0.01)), local={"steps": 30})
     found = tune.search(stiff, count, tmp_path, fixed={"mu"})
-    assert isinstance(found, tune.Tuned)
+    assert isinstance(found, tune.Tuning)
     rows = table(tmp_path)
     assert [row["state"] for row in rows[:4]] == ["failed"] * 4
     assert [row["solver.lr"] for row in rows[2:5]] == [1e-3, 1e-4, 1e-5]
@@ -461,7 +461,7 @@ def test_more_trials_extend_a_search(unbroken: Path, tmp_path: Path) -> None:
 def test_the_record_of_something_else_is_refused(
         unbroken: Path, other: Experiment, told: str) -> None:
     before = files(unbroken)
-    with pytest.raises(UsageError, match=rf"holds a search of something else \({told}"):
+    with pytest.raises(UsageError, match=rf"holds another search \({told}"):
         tune.search(other, TRIALS + 1, unbroken)
     assert files(unbroken) == before
 

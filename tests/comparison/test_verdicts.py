@@ -24,9 +24,9 @@ from descant.comparison import (
 from descant.comparison import (
     execute as carry_out,
 )
-from descant.comparison.finished import Finished
+from descant.comparison.finished import FinishedRun
 from descant.comparison.make import make
-from descant.comparison.plan import Plan, Planned
+from descant.comparison.plan import Plan, PlannedRun
 from descant.core.metric import METRICS
 from descant.view.comparison import draw_comparison
 
@@ -46,7 +46,7 @@ def compared(tables: dict[str, Any], out: Path, seeds: list[int], **options: Any
     with plan.held(out):
         found, _ = make(tables, out, seeds, **{"baselines": False} | options)
     for run in found.runs():
-        carry_out._play(run)
+        carry_out._run(run)
     return found
 
 
@@ -54,7 +54,7 @@ def compared(tables: dict[str, Any], out: Path, seeds: list[int], **options: Any
 
 
 def made_up(scores: dict[str, np.ndarray], metric: str, others: dict[str, dict[str, float]],
-            lost: dict[str, list[int]]) -> dict[tuple[str, int], Finished]:
+            lost: dict[str, list[int]]) -> dict[tuple[str, int], FinishedRun]:
     """Runs with these figures [R, C] of each method; every test row of a client says the same. `others` are
     figures by other metrics, as gaps to these; `lost` are clients whose models have diverged."""
     found = {}
@@ -69,8 +69,8 @@ def made_up(scores: dict[str, np.ndarray], metric: str, others: dict[str, dict[s
             rows |= {name: np.zeros(10 * count) for name in (metric, *others.get(label, {}))}
             summary = {"best": {"personal": {"diverged": 0, "failed": 0, "clients": count}}, "last": {},
                        "seconds": 2.0, "bytes_down": 0, "bytes_up": 0, "clients": count, "grad_steps": 1}
-            found[label, seed] = Finished(label, seed, 1, Path("nowhere"), summary, columns,
-                                          finished.Single(rows, np.array(lost.get(label, []), int)))
+            found[label, seed] = FinishedRun(label, seed, 1, Path("nowhere"), summary, columns,
+                                          finished.RowInfluences(rows, np.array(lost.get(label, []), int)))
     return found
 
 
@@ -339,7 +339,7 @@ def test_figures_of_an_older_version_are_read_without_the_noise_of_rows(tmp_path
     tables = {"data": {"dataset": "digits", "clients": 3}, "algorithm": {"name": "fedavg"},
               "train": {"rounds": 1, "backend": "vectorised", "local": {"steps": 1}}}
     about = compared(tables, tmp_path / "out", [0, 1], algorithms="fedavg,localtrain")
-    run: Planned = about.runs()[0]
+    run: PlannedRun = about.runs()[0]
     assert run.done
     (run.place / finished.ROWS).unlink()
     assert run.is_finished
@@ -349,5 +349,5 @@ def test_figures_of_an_older_version_are_read_without_the_noise_of_rows(tmp_path
     assert any("exclude the noise of the test rows" in note for note in words.notes(found))
     (run.place / finished.ROWS).write_bytes(b"damaged")
     assert not run.done
-    carry_out._play(run)
+    carry_out._run(run)
     assert run.done

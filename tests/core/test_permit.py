@@ -266,7 +266,7 @@ def test_the_run_of_a_comparison_is_that_of_the_plan(compared: Path, here: Path)
     (run / "summary.json").unlink()
     done = call("compare", here / "e.toml", "--out", compared, "--seeds", "0")
     assert done.code == 1
-    assert "is not of this comparison" in done.err
+    assert "does not belong to this comparison" in done.err
     assert not (here / "marker").exists()
 
 
@@ -460,4 +460,4 @@ def test_the_permit_of_a_plan(here: Path) -> None:
     assert (field, place) == ("algorithm.prior.place", f"{OWN}:prior")
     assert isinstance(place, Named)
     assert place.permit.covers(place)
-    assert carry_out._play(run) == []
+    assert carry_out._run(run) == []

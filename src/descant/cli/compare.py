@@ -4,42 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from descant.cli.common import Allow, DataDir, Settings, reporting_errors
 from descant.errors import DescantError, UsageError
 from descant.view.terminal import make_console
-
-if TYPE_CHECKING:
-    from descant.comparison.plan import Population
-
-
-class Budgets(StrEnum):
-    """What the methods of a comparison get."""
-
-    steps = "steps"
-    rounds = "rounds"
-    converge = "converge"
-
-
-class SplitKinds(StrEnum):
-    """Which rows the repetitions test."""
-
-    repeated = "repeated"
-    folds = "folds"
-    fixed = "fixed"
-
-
-class Populations(StrEnum):
-    """What the answer speaks of."""
-
-    rows = "rows"
-    clients = "clients"
-    new_clients = "new-clients"
 
 
 def compare(
@@ -55,28 +27,28 @@ def compare(
     seeds: Annotated[str, typer.Option("--seeds", metavar="N,N,...",
                                        help="Repeat everything with each of these seeds.")] = "0,1,2,3,4",
     until_decided: Annotated[bool, typer.Option(
-        "--until-decided", help="Add repetitions until the best method is told apart from the others, or "
-                                "no number of them would do; at most 30.")] = False,
-    splits: Annotated[SplitKinds | None, typer.Option(
+        "--until-decided", help="Add repetitions until every difference from the best method is settled, or "
+                                "no number of them would settle it; at most 30.")] = False,
+    splits: Annotated[Literal["repeated", "folds", "fixed"] | None, typer.Option(
         "--splits", show_default=False,
-        help="Which rows a repetition tests: those of a split of its own, of a fold of a cross-validation, "
-             "or the same as the others. Without it: repeated.")] = None,
+        help="Which rows a repetition tests: those of its own split, those of a fold of a cross-validation, "
+             "or the same in all. Default: repeated.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at the same time.")] = 1,
-    budget: Annotated[Budgets, typer.Option(
-        "--budget", help="What all methods get: the same number of gradient steps, as the file's [algorithm] "
-                         "makes in its rounds; the same number of rounds; or as many as it takes until their "
-                         "validation figures no longer improve.")] = Budgets.steps,
+    budget: Annotated[Literal["steps", "rounds", "converge"], typer.Option(
+        "--budget", help="The budget of every method: the gradient steps that the file's [algorithm] takes "
+                         "in its rounds; the same number of rounds; or training until the validation figures "
+                         "no longer improve.")] = "steps",
     trials: Annotated[int, typer.Option(
         "--tune", metavar="N", min=0, show_default=False,
-        help="Search each method's hyper-parameters by validation first, with so many trials.")] = 0,
+        help="Search each method's hyper-parameters by validation first, with N trials.")] = 0,
     metric: Annotated[str | None, typer.Option(
         "--metric", metavar="NAME", show_default=False,
-        help="What decides, and selects rounds: accuracy, balanced_accuracy, auroc, loss, mse or r2. Without "
-             "it: accuracy, balanced_accuracy where classes are unbalanced, or loss.")] = None,
-    population: Annotated[Populations | None, typer.Option(
+        help="The metric that decides and selects rounds: accuracy, balanced_accuracy, auroc, loss, mse or "
+             "r2. Default: accuracy, balanced_accuracy where classes are unbalanced, or loss.")] = None,
+    population: Annotated[Literal["rows", "clients", "new-clients"] | None, typer.Option(
         "--population", show_default=False,
-        help="What the answer speaks of: these test rows, new rows of these clients, or new clients like "
-             "these. Without it: clients.")] = None,
+        help="What the answer is about: these test rows, new rows of these clients, or new clients like "
+             "these. Default: clients.")] = None,
     baselines: Annotated[bool, typer.Option(
         "--baselines/--no-baselines", help="Add LocalTrain and FedAvg with fine-tuning, if they are "
                                            "missing.")] = True,
@@ -87,8 +59,8 @@ def compare(
     """Compare methods on the same federation: which is best, and is the difference real?
 
     All methods get the same clients, splits, initial models, cohorts and budget, and are selected by
-    validation data. The table is printed and kept as results.csv, with a report to look at. The same command
-    again does only what is missing; other methods and seeds can be added.
+    validation data. The table is printed and kept as results.csv, with a report to look at. Rerun the same
+    command to finish what is missing; other methods and seeds can be added.
 
     \b
     Examples:
@@ -116,8 +88,8 @@ def compare(
         console, numbers = make_console(), _numbers(seeds)
         with held(out):
             plan, labels = make(
-                tables, out, numbers, algorithms=algorithms, budget=budget.value, metric=metric,
-                splits=None if splits is None else splits.value, population=_population(population),
+                tables, out, numbers, algorithms=algorithms, budget=budget, metric=metric, splits=splits,
+                population="new clients" if population == "new-clients" else population,
                 looks=outlook.LOOKS if until_decided else 1, baselines=baselines,
                 command=shlex.join(["descant", *sys.argv[1:]]), permit=ran(allow or ()))
             for remark in (*([] if plan.metric_why is None else [
@@ -138,7 +110,7 @@ def compare(
             while True:
                 planned = plan.runs(labels, plan.seeds if until_decided else numbers, jobs=jobs)
                 with Watching(console, planned) as display:
-                    failed = doing.carry_out(plan, planned, jobs, display)
+                    failed = doing.execute(plan, planned, jobs, display)
                 results = outcome.read(plan)
                 if not until_decided or failed:
                     break
@@ -159,12 +131,6 @@ def compare(
         if failed:
             raise DescantError("; ".join(f"{run.label} with seed {run.seed} failed: {why}"
                                          for run, why in failed))
-
-
-def _population(chosen: Populations | None) -> Population | None:
-    known: dict[Populations, Population] = {Populations.rows: "rows", Populations.clients: "clients",
-                                            Populations.new_clients: "new clients"}
-    return None if chosen is None else known[chosen]
 
 
 def _numbers(seeds: str) -> list[int]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from descant.comparison.finished import Finished
+from descant.comparison.finished import FinishedRun
 from descant.comparison.methods import Contender
 from descant.comparison.plan import CAP, Budget, Plan
 from descant.core.algorithm import Message
@@ -90,7 +90,7 @@ def _steps(setup: runs.Setup, number: int) -> tuple[int, float]:
     return backend.grad_steps, seconds
 
 
-def notes(plan: Plan, finished: Sequence[Finished]) -> Iterator[str]:
+def notes(plan: Plan, finished: Sequence[FinishedRun]) -> Iterator[str]:
     """How the methods kept to the budget: with --budget converge, when each stopped; else those whose rounds
     are too long to fit."""
     of = {label: [run for run in finished if run.label == label] for label in plan.methods}

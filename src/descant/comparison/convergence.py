@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-LEAST_POINTS = 4  # evaluated rounds: with fewer, nobody can tell
+LEAST_POINTS = 4  # evaluated rounds: fewer are not enough
 WORTH = 0.005  # half a point in the last quarter of the training, or ...
 LOSS = 4.0  # ... 2 percent of a loss, which goes on falling where nothing else changes
 MOST = 2 / 3  # of the repetitions
@@ -16,7 +16,7 @@ MOST = 2 / 3  # of the repetitions
 def last_gain(rows: Sequence[Mapping[str, Any]], metric: str, *, lower: bool) -> float | None:
     """By how much the last quarter of a run's training is better than the one before; of figures of which
     less is better, as a share, on the same scale of what matters. Zero where it is no more than noise, None
-    where nobody can tell. Of rounds that do not record the metric, the loss is taken."""
+    where there are too few. The loss is used where rounds do not record the metric."""
     found = [row["personal"]["val"] for row in rows if "personal" in row]
     if not all(metric in val for val in found):
         metric, lower = "loss", True

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from descant.comparison import measure as figures
 from descant.comparison import trials, tune
-from descant.comparison.plan import Plan, Planned
+from descant.comparison.plan import Plan, PlannedRun
 from descant.engine.backends.choose import Timing
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
@@ -68,13 +68,13 @@ class Display(Protocol):
         """A remark for the user."""
 
 
-def carry_out(plan: Plan, planned: Sequence[Planned], jobs: int, display: Display
-              ) -> list[tuple[Planned, str]]:
+def execute(plan: Plan, planned: Sequence[PlannedRun], jobs: int, display: Display
+            ) -> list[tuple[PlannedRun, str]]:
     """Make those of the planned runs that are missing; returns, and writes down, which failed and why."""
     missing = [run for run in planned if not run.done]
     known = plan.failures()
     failed = []
-    for run, outcome in _all(_play, missing, jobs, display):
+    for run, outcome in _all(_run, missing, jobs, display):
         known.pop(run.title, None)
         if isinstance(outcome, Exception):
             known[run.title] = _words(outcome)
@@ -99,10 +99,11 @@ def searches(plan: Plan, labels: Sequence[str], trials: int, jobs: int) -> list[
                    plan.record(method.label)) for method in methods]
 
 
-def search(searches: Sequence[Search], jobs: int, display: Display) -> dict[str, tune.Tuned | tune.Nothing]:
+def search(searches: Sequence[Search], jobs: int, display: Display
+           ) -> dict[str, tune.Tuning | tune.Untrained]:
     """Search hyper-parameters of several methods. A search that fails stops the comparison, since its runs
     would not be what was asked for; a method that does not train with any values does not."""
-    found: dict[str, tune.Tuned | tune.Nothing] = {}
+    found: dict[str, tune.Tuning | tune.Untrained] = {}
     for wanted, outcome in _all(_search, searches, jobs, display):
         if isinstance(outcome, Exception):
             raise DescantError(f"{wanted.title} failed: {_words(outcome)}")
@@ -170,7 +171,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)  # as a kill would: at most the current round is lost
 
 
-class _Unwatched:
+class _Silent:
     """An observer of runs. Their cautions are printed with the results, once for all seeds."""
 
     def started(self, run: runs.Run, measured: list[Timing]) -> None: ...
@@ -178,7 +179,7 @@ class _Unwatched:
     def played(self, row: dict[str, Any]) -> None: ...
 
 
-def _play(planned: Planned) -> list[str]:
+def _run(planned: PlannedRun) -> list[str]:
     """Make a run; returns what could not be measured of it."""
     place = planned.place
     try:
@@ -187,15 +188,15 @@ def _play(planned: Planned) -> list[str]:
         setup = runs.Setup.of(planned.experiment)
         if (place / "config.toml").exists():
             rounds = max(planned.rounds, layout.rounds(place))
-            run = runs.resume(place, setup, rounds, _Unwatched())
+            run = runs.resume(place, setup, rounds, _Silent())
         else:
-            run = runs.start(setup, place, _Unwatched())
+            run = runs.start(setup, place, _Silent())
         return figures.write(run, place, planned.experiment.eval.metrics)
     except Exception as error:  # as one that can be pickled
         raise RuntimeError(_words(error)) from None
 
 
-def _search(wanted: Search) -> tune.Tuned | tune.Nothing:
+def _search(wanted: Search) -> tune.Tuning | tune.Untrained:
     try:
         return tune.search(wanted.experiment, wanted.trials, wanted.record, fixed=wanted.fixed)
     except Exception as error:

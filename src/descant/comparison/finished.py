@@ -18,7 +18,7 @@ from descant.engine import divergence
 from descant.errors import DescantError, UsageError
 
 if TYPE_CHECKING:
-    from descant.comparison.plan import Planned
+    from descant.comparison.plan import PlannedRun
 
 FILE, ROWS = "figures.csv", "rows.npz"
 POOLED = -1  # in place of a client: the rows of all of them together
@@ -27,14 +27,14 @@ FACTS = ("which", "round", "model", "client", "name", "unseen", "n_test")  # the
 Columns: TypeAlias = dict[str, np.ndarray]  # `FACTS`, then one column of float64 for each figure
 
 
-class Single(NamedTuple):
+class RowInfluences(NamedTuple):
     """What is known of the clients' own models of the best round beyond their figures."""
 
     rows: Columns  # "row" (its number in the federation), "client", and the influence on each figure
     diverged: np.ndarray  # clients whose models have diverged, by their test rows
 
 
-class Finished(NamedTuple):
+class FinishedRun(NamedTuple):
     """A finished run."""
 
     label: str
@@ -43,7 +43,7 @@ class Finished(NamedTuple):
     place: Path
     summary: dict[str, Any]
     columns: Columns
-    single: Single | None  # of each test row; None where an older version measured
+    single: RowInfluences | None  # of each test row; None where an older version measured
 
     def values(self, metric: str, which: str = "best", model: str = "personal", *, unseen: bool = False
                ) -> dict[int, float]:
@@ -66,8 +66,8 @@ class Finished(NamedTuple):
     def has_diverged(self) -> bool:
         """Whether at least half of the clients have such a model, by their test or validation rows."""
         rows = self._rows("best", "personal", False) & (self.columns["n_test"] > 0)
-        told = divergence.has_diverged((self.summary["best"] or self.summary["last"] or {}).get("personal"))
-        return told or (bool(rows.any()) and 2 * self.lost >= int(rows.sum()))
+        judged = divergence.has_diverged((self.summary["best"] or self.summary["last"] or {}).get("personal"))
+        return judged or (bool(rows.any()) and 2 * self.lost >= int(rows.sum()))
 
     @property
     def _is_lost(self) -> np.ndarray:
@@ -91,7 +91,7 @@ class Finished(NamedTuple):
         return float(of[metric][rows][0]) if rows.any() else float("nan")
 
 
-def read(run: Planned) -> Finished | None:
+def read(run: PlannedRun) -> FinishedRun | None:
     """A run from its files, if it is finished."""
     try:
         if not run.is_finished:
@@ -102,14 +102,14 @@ def read(run: Planned) -> Finished | None:
         raise DescantError(f"the run in {run.place} is damaged ({error}): remove that directory, and compare "
                            "again") from None
     columns = read_figures(run.place / FILE)
-    return Finished(run.label, run.seed, summary["rounds"], run.place, summary, columns,
+    return FinishedRun(run.label, run.seed, summary["rounds"], run.place, summary, columns,
                     read_rows(run.place / ROWS, int(columns["round"][0])))
 
 
 # -- the files -------------------------------------------------------------------------------------------
 
 
-def write(directory: Path, columns: Columns, single: Single) -> None:
+def write(directory: Path, columns: Columns, single: RowInfluences) -> None:
     """Write the figures of a run, whose best round comes first."""
     facts = [(columns[name].astype(int) if name == "unseen" else columns[name]).tolist() for name in FACTS]
     figures = [["" if value != value else repr(value) for value in column.tolist()]
@@ -124,7 +124,7 @@ def write(directory: Path, columns: Columns, single: Single) -> None:
         raise DescantError(f"cannot write {directory / FILE}: {error.strerror or error}") from None
 
 
-def read_rows(path: Path, best: int) -> Single | None:
+def read_rows(path: Path, best: int) -> RowInfluences | None:
     """The influences of the rows in the best round; None where the file is missing, as in directories of
     older versions, or is of another round."""
     try:
@@ -137,7 +137,7 @@ def read_rows(path: Path, best: int) -> Single | None:
     if found.pop("format", None) != 1 or found.pop("round", None) != best or "diverged" not in found:
         return None
     diverged = found.pop("diverged")
-    return Single(found, diverged)
+    return RowInfluences(found, diverged)
 
 
 def read_figures(path: Path) -> Columns:

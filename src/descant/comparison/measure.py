@@ -1,11 +1,9 @@
 """The full figures of a finished run: exact, for every client, at the validation-best and at the last round.
 
-While a run goes on, its rounds are scored by sums that are added over clients. A comparison asks for more:
-an AUROC, the calibration, whatever a user computes from outputs. So the models of the two rounds are made
-once more, and what they predict for the clients' test rows is measured, by `descant.core.scoring` and by the
-user's own functions. All is written to `figures.csv` in the run's directory. `rows.npz` beside it says how
-much each test row moves the figures of its client's own model of the best round (`descant.core.scoring`): what is
-needed to know how far other rows might have said something else.
+A comparison needs more than the sums that score the rounds of a run: an AUROC, the calibration, the user's
+own functions. So the models of the two rounds are made once more, and their outputs on the clients' test rows
+are measured. `figures.csv` has the figures, `rows.npz` how much each test row moves those of its client's own
+model of the best round, from which the noise of the test rows follows.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import torch
 from torch import Tensor
 
 from descant.comparison import finished
-from descant.comparison.finished import FACTS, POOLED, Columns, Single
+from descant.comparison.finished import FACTS, POOLED, Columns, RowInfluences
 from descant.core import scoring
 from descant.core.import_object import imported
 from descant.core.metric import METRICS, Metric, of_classifier
@@ -46,17 +44,16 @@ ROUNDS: tuple[Which, ...] = ("best", "last")  # without validation data, the bes
 OwnMetric: TypeAlias = Callable[[Tensor, Tensor], Any]  # (raw outputs [n, ...], targets [n, ...]) -> number
 
 
-class Measured(NamedTuple):
-    """What came of measuring a run."""
+class Measurements(NamedTuple):
+    """The measurements of a run."""
 
     columns: Columns
-    single: Single
-    notes: list[str]  # what could not be measured, for people
+    single: RowInfluences
+    notes: list[str]  # what could not be measured
 
 
 def own_metrics(places: Sequence[str] | None) -> dict[str, OwnMetric]:
-    """The user's functions by their names, imported. Ask for them before training: what is wrong with them is
-    told here."""
+    """The user's functions by their names, imported. Called before training, so that errors come early."""
     found: dict[str, OwnMetric] = {}
     for place in places or ():
         name = place.partition(":")[2]
@@ -81,7 +78,7 @@ def described(places: Sequence[str] | None) -> dict[str, Metric]:
 
 
 def names(task: Task, places: Sequence[str] | None) -> tuple[str, ...]:
-    """The figures that there are for a task."""
+    """The figures of a task."""
     return _Scale(task, own_metrics(places)).names
 
 
@@ -93,7 +90,7 @@ def _first_line(function: OwnMetric) -> str:
 # -- measuring ------------------------------------------------------------------------------------------
 
 
-def measure(run: Run, metrics: Sequence[str] | None = None) -> Measured:
+def measure(run: Run, metrics: Sequence[str] | None = None) -> Measurements:
     """The figures of a run on the clients' test rows, best round first. `metrics` are the places of the
     user's own; absent: those of the run's [eval]."""
     setup = run.setup
@@ -102,39 +99,28 @@ def measure(run: Run, metrics: Sequence[str] | None = None) -> Measured:
                          "only what they reported can be compared")
     scale = _Scale(setup.task, own_metrics(setup.eval.metrics if metrics is None else metrics))
     snapshots = {which: run.snapshot(which) for which in ROUNDS}
-    done: dict[int, list[_Part]] = {}  # by the number of the round: the best may be the last
-    best = snapshots["best"].number
-    rows = _Rows(scale)
+    done: dict[int, list[Columns]] = {}  # by the number of the round: the best may be the last
+    best, rows = snapshots["best"].number, [{"row": np.zeros(0, np.int64), "client": np.zeros(0, np.int64)}]
     with one_thread(), torch.no_grad():
         for number, snapshot in {each.number: each for each in snapshots.values()}.items():
-            single = rows if number == best else None
-            done[number] = [part for group in _groups_of(run)
-                            for part in _of_round(run, snapshot, group, scale, single)]
-    parts = [(which, part) for which, snapshot in snapshots.items() for part in done[snapshot.number]]
-    return Measured(_columns(parts, scale.names, setup.federation.names),
-                    Single(rows.columns(), _diverged(run, done[best][0])), scale.notes())
+            done[number] = [part for group in _groups_of(run) for part in _of_round(
+                run, snapshot, group, scale, rows if number == best else None)]
+    which = np.concatenate([np.repeat(which, sum(len(part["client"]) for part in done[snapshot.number]))
+                            for which, snapshot in snapshots.items()])
+    columns = _joined([part for snapshot in snapshots.values() for part in done[snapshot.number]])
+    personal = {name: column[:-1] for name, column in done[best][0].items()}  # without the pooled rows
+    values = torch.from_numpy(np.stack([personal[name] for name in scale.names], 1))
+    lost = Levels(run.work).diverged(values, "test", personal["client"])  # by the rule that judges rounds
+    single = RowInfluences(_joined(rows[1:] or rows), personal["client"][lost])
+    return Measurements({"which": which} | columns, single, scale.notes())
 
 
-def _diverged(run: Run, personal: _Part) -> np.ndarray:
-    """Whose models have diverged, by the rule that rounds are judged by."""
-    clients = personal.clients[:-1]
-    values = torch.from_numpy(personal.values[:-1])
-    return np.asarray(clients[Levels(run.work).diverged(values, "test", clients)])
-
-
-class _Part(NamedTuple):
-    """One kind of model for one group of clients, with their pooled rows at the end."""
-
-    number: int
-    model: str
-    unseen: bool
-    clients: np.ndarray  # [n]
-    rows: np.ndarray  # [n] test rows
-    values: np.ndarray  # [n, figures]
+def _joined(parts: Sequence[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 class _Scale:
-    """What is measured of outputs; keeps in mind what could not be."""
+    """What is measured of outputs; remembers what could not be measured."""
 
     def __init__(self, task: Task, own: dict[str, OwnMetric]) -> None:
         self.task = task
@@ -157,15 +143,16 @@ class _Scale:
         found |= {name: self._by(name, outputs, y) for name in self.own}
         return [found[name] for name in self.names]
 
-    def influences(self, outputs: Tensor, batch: Batch) -> dict[str, np.ndarray]:
-        """How much each row moves those figures that say so."""
+    @np.errstate(all="ignore")  # a diverged model has figures that are not finite
+    def influences(self, outputs: Tensor, batch: Batch) -> Columns:
+        """How much each row moves those figures that have influences."""
         losses = self.task.row_losses(outputs, batch).double().numpy()
         found = {"loss": scoring.mean_influence(losses)}
         if self.classes is not None:
             found |= scoring.classification_influences(outputs.numpy(), batch.y.numpy(), self.classes)
         elif "mse" in self.task.metric_names:
             found |= scoring.regression_influences(outputs.numpy(), batch.y.numpy())
-        return found
+        return {name: values.astype(np.float32) for name, values in found.items()}
 
     def _by(self, name: str, outputs: Tensor, y: Tensor) -> float:
         if self.task.scores_need_x:  # what it calls outputs means nothing without the samples
@@ -187,25 +174,6 @@ class _Scale:
     def notes(self) -> list[str]:
         return [f"{what} could not be measured {times(len(whys), 'time')}; first: {whys[0]}"
                 for what, whys in self._failed.items()]  # one line each, of however many clients
-
-
-class _Rows:
-    """What each test row does to the figures of its client's own model."""
-
-    def __init__(self, scale: _Scale) -> None:
-        self._scale = scale
-        self._parts: list[Columns] = []
-
-    def add(self, client: int, rows: Tensor, outputs: Tensor, batch: Batch) -> None:
-        with np.errstate(all="ignore"):  # models that are of no use have figures that are none
-            found = self._scale.influences(outputs, batch)
-        self._parts.append({"row": rows.numpy(), "client": np.full(len(rows), client)} | {
-            name: values.astype(np.float32) for name, values in found.items()})
-
-    def columns(self) -> Columns:
-        names = self._parts[0] if self._parts else ("row", "client")
-        return {name: np.concatenate([part[name] for part in self._parts]) if self._parts
-                else np.zeros(0, np.int64) for name in names}
 
 
 class _Pool:
@@ -241,9 +209,10 @@ def _groups_of(run: Run) -> Iterator[np.ndarray]:
         yield np.arange(federation.population, federation.everyone)
 
 
-def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale, single: _Rows | None
-              ) -> Iterator[_Part]:
-    """The figures of some clients after one round; `single` takes what each of their test rows does."""
+def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale,
+              influences: list[Columns] | None) -> Iterator[Columns]:
+    """The figures of some clients after one round, for each kind of model, with their pooled rows at the end.
+    `influences` takes what each test row does to the figures of its client's own model."""
     federation, task = run.setup.federation, run.setup.task
     shared = run.setup.algorithm.global_model(snapshot.server)
     kinds = ("personal",) if shared is None else ("personal", "global")
@@ -266,12 +235,16 @@ def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale, 
                 continue
             values[kind][at] = scale.figures(tally, outputs, y)
             pools[kind].add(tally, outputs, y)
-            if single is not None and kind == "personal" and not unseen:
-                single.add(int(clients[at]), rows, outputs, targets)
+            if influences is not None and kind == "personal" and not unseen:
+                influences.append({"row": rows.numpy(), "client": np.full(len(rows), clients[at])}
+                                  | scale.influences(outputs, targets))
+    names = np.array([*(federation.names[client] for client in clients), "pooled"])
     for kind in kinds:
         values[kind][-1] = pools[kind].figures()
-        yield _Part(snapshot.number, kind, unseen, np.append(clients, POOLED),
-                    np.append(federation.test.sizes[clients], pools[kind].rows), values[kind])
+        sizes = np.append(federation.test.sizes[clients], pools[kind].rows)
+        facts: tuple[Any, ...] = (snapshot.number, kind, np.append(clients, POOLED), names, unseen, sizes)
+        yield {name: np.broadcast_to(fact, len(names)) for name, fact in zip(FACTS[1:], facts, strict=True)
+               } | dict(zip(scale.names, values[kind].T, strict=True))
 
 
 def _personal(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale) -> Iterator[tuple[int, Tree]]:
@@ -304,23 +277,6 @@ def _outputs(run: Run, kind: str, model: Tree, rows: Tensor) -> Tensor:
 
 def _reason(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _columns(named: Sequence[tuple[Which, _Part]], names: Sequence[str], clients: Sequence[str]) -> Columns:
-    parts = [part for _, part in named]
-    lengths = [len(part.clients) for part in parts]
-    every = np.concatenate([part.clients for part in parts])
-    values = np.concatenate([part.values for part in parts])
-    facts = {
-        "which": np.repeat([which for which, _ in named], lengths),
-        "round": np.repeat([part.number for part in parts], lengths),
-        "model": np.repeat([part.model for part in parts], lengths),
-        "client": every,
-        "name": np.array(["pooled" if client == POOLED else clients[client] for client in every]),
-        "unseen": np.repeat([part.unseen for part in parts], lengths),
-        "n_test": np.concatenate([part.rows for part in parts]),
-    }
-    return facts | {name: values[:, k] for k, name in enumerate(names)}
 
 
 def write(run: Run, directory: Path, metrics: Sequence[str] | None = None) -> list[str]:

@@ -1,8 +1,8 @@
 """Which methods are compared: a list on the command line or in the file, with settings and grids.
 
-`fedavg,ditto:lam=0.5,pfedbred:strategy=mh,lam=[15,30,60]` names three methods, the last of them as a grid: a
-list stands for one contender for each of its values. In a file, `[[algorithms]]` has a table for each, and
-a grid is `grid = { lam = [15, 30, 60] }`, because some fields hold lists themselves.
+`fedavg,ditto:lam=0.5,pfedbred:strategy=mh,lam=[15,30,60]` names three methods, the last as a grid: one
+contender for each value of the list. In a file, `[[algorithms]]` has a table for each, and a grid is
+`grid = { lam = [15, 30, 60] }`, because some fields hold lists.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FINE_TUNING = 20  # steps, where a client's work is given in epochs
 LONGEST = 200  # bytes of a label, which names a directory
 
 
-class Place(NamedTuple):
-    """Where in a grid a contender stands: `family` is what its members have in common."""
+class GridPoint(NamedTuple):
+    """A contender's point in a grid; `family` names the grid."""
 
     family: str
     values: dict[str, Any]  # by dotted field
@@ -40,8 +40,8 @@ class Contender(NamedTuple):
     label: str
     algorithm: Algorithm
     given: frozenset[str] = frozenset()  # the dotted fields that the user has set
-    grid: Place | None = None
-    added: bool = False  # nobody asked for it: a baseline that every comparison has
+    grid: GridPoint | None = None
+    added: bool = False  # a baseline that the user did not name
     preset: str | None = None  # which of the method's presets its fields began with
 
 
@@ -60,7 +60,7 @@ def contenders(tables: Mapping[str, Any], listed: str | None, train: Train, *, b
     if not found:
         raise UsageError("there is nothing to compare: name methods with --algorithms, or in the file's "
                          "[algorithm] and [[algorithms]]")
-    found = _told_apart(found)
+    found = _distinct(found)
     if baselines:
         found += [each for each in _baselines(found, train) if each.label not in {f.label for f in found}]
     return found
@@ -90,8 +90,7 @@ def _written(tables: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _parse(listed: str, written: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The tables that a list describes. A name with a label, or a method, of the file stands for what the
-    file says of it."""
+    """The tables that a list describes. A label or a method of the file stands for its table there."""
     known = {str(table.get("label", table.get("name"))): table for _, table in reversed(written)}
     tables: list[dict[str, Any]] = []
     for part in _split(listed):
@@ -176,28 +175,26 @@ def _expand(table: dict[str, Any], where: str) -> Iterator[Contender]:
             _set(member, field, value)
         name = f"{label or method.name} {_settings(place)}"
         yield Contender(name, parse_algorithm(member, where), given | grid.keys(),
-                        Place(label or method.name, place), preset=member.get("preset"))
+                        GridPoint(label or method.name, place), preset=member.get("preset"))
 
 
-def _told_apart(found: list[Contender]) -> list[Contender]:
-    """Contenders of one label by what differs in their settings."""
+def _distinct(found: list[Contender]) -> list[Contender]:
+    """Contenders with the same label get their settings into it."""
     count = {label: [c.label for c in found].count(label) for label in (c.label for c in found)}
-    told = [c if count[c.label] == 1 else c._replace(label=_with_settings(c)) for c in found]
-    seen: dict[str, Contender] = {}
-    for contender in told:
-        if contender.label in seen:
+    found = [c if count[c.label] == 1 else c._replace(label=_with_settings(c)) for c in found]
+    for k, contender in enumerate(found):
+        if any(contender.label == other.label for other in found[:k]):
             raise UsageError(f"two methods are called {contender.label!r}: give one of them a label")
-        seen[contender.label] = contender
         check_label(contender.label)
-    return told
+    return found
 
 
 def check_label(label: str) -> None:
     """A label names a directory."""
     if "/" in label or label.startswith(".") or len(os.fsencode(label)) > LONGEST or (
             not label.isprintable()):
-        raise UsageError(f"the label {label!r} must do as the name of a directory: give the method a short "
-                         "one of your own, as in pfedme:label=mine")
+        raise UsageError(f"the label {label!r} cannot name a directory: give the method a short label, "
+                         "as in pfedme:label=mine")
 
 
 def _with_settings(contender: Contender) -> str:

@@ -11,7 +11,7 @@ import tomli_w
 
 from descant.comparison import conclusions as words
 from descant.comparison import trials
-from descant.comparison.plan import Method, Plan, Planned, read
+from descant.comparison.plan import Method, Plan, PlannedRun, read
 from descant.comparison.results import Results
 from descant.comparison.results import read as read_results
 from descant.comparison.rows import mean_over_seeds
@@ -77,7 +77,7 @@ def _title(plan: Plan) -> str:
             f"{times(len(plan.seeds), 'seed')}")
 
 
-def _progress(run: Planned, failures: dict[str, str]) -> dict[str, Any]:
+def _progress(run: PlannedRun, failures: dict[str, str]) -> dict[str, Any]:
     done = run.size_done
     failure = failures.get(run.title)
     note = ""

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from descant.algorithms import CGPFL
 from descant.comparison import finished
-from descant.comparison.methods import Place
+from descant.comparison.methods import GridPoint
 from descant.core import fields
 from descant.core.algorithm import Algorithm
 from descant.core.files import locked, write_atomic
@@ -54,7 +54,7 @@ class Method(NamedTuple):
     asked: Algorithm  # as the user set it
     rounds: int  # of a run; the upper bound where runs stop by themselves
     given: list[str]
-    grid: Place | None
+    grid: GridPoint | None
     added: bool
     seconds: float = 0.0  # of a round, measured while its steps were counted
     tuned: dict[str, Any] | None = None  # what a search has found, by dotted field
@@ -70,7 +70,7 @@ class Method(NamedTuple):
                                  "grid": None if self.grid is None else self.grid._asdict()}
 
 
-class Planned(NamedTuple):
+class PlannedRun(NamedTuple):
     """One run of a comparison."""
 
     label: str
@@ -113,8 +113,10 @@ class Planned(NamedTuple):
         """Refuse a run that is another one, such as one copied from another comparison."""
         if not (self.place / "config.toml").exists():
             return
-        wanted = json.loads(json.dumps(self.experiment.dump()))
-        changed = [line for line in differences(layout.config(self.place), wanted)
+        there = layout.config(self.place)
+        with contextlib.suppress(UsageError):  # with the defaults of fields that are newer than the run
+            there = plain(Experiment.parse(there).dump())
+        changed = [line for line in differences(there, plain(self.experiment.dump()))
                    if not line.startswith(OWN_MAY_DIFFER)]
         if changed:
             raise DescantError(f"the run in {self.place} does not belong to this comparison ({changed[0]}): "
@@ -161,10 +163,10 @@ class Plan(NamedTuple):
     versions: dict[str, str]
 
     def runs(self, labels: Sequence[str] | None = None, seeds: Sequence[int] | None = None, *, jobs: int = 1
-             ) -> list[Planned]:
+             ) -> list[PlannedRun]:
         """The runs of some methods and seeds, or of all."""
         methods = self.methods.values() if labels is None else [self.methods[label] for label in labels]
-        return [Planned(method.label, seed, self.experiment_of(method, seed, jobs),
+        return [PlannedRun(method.label, seed, self.experiment_of(method, seed, jobs),
                         self.place_of(method.label) / f"seed-{seed}")
                 for seed in (self.seeds if seeds is None else seeds) for method in methods]
 
@@ -271,17 +273,15 @@ def read(out: Path) -> Plan:
                                "splits rows and selects rounds in another way; use the version that made it, "
                                "or compare anew in another directory")
         listed = [Method(**entry | {"asked": parse_algorithm(entry["asked"], f"methods[{k}].asked", allow),
-                                    "grid": entry["grid"] and Place(**entry["grid"])})
+                                    "grid": entry["grid"] and GridPoint(**entry["grid"])})
                   for k, entry in enumerate(found.pop("methods"))]
         metrics = {name: METRICS.get(name) or Metric(**about)
                    for name, about in found.pop("metrics").items()}
         return Plan(out, experiment=Experiment.parse(found.pop("experiment"), allow),
                     methods={method.label: method for method in listed}, metrics=metrics, **found)
-    except UsageError as error:
-        raise DescantError(f"{path} is damaged ({error}): restore it from a copy, or compare anew in another "
-                           "directory") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DescantError(f"{path} is damaged ({error!r}): restore it from a copy, or compare anew in "
+        reason = error if isinstance(error, UsageError) else repr(error)
+        raise DescantError(f"{path} is damaged ({reason}): restore it from a copy, or compare anew in "
                            "another directory") from None
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from descant.algorithms import LocalTrain
 from descant.comparison import convergence, statistics
-from descant.comparison.finished import FACTS, Finished
+from descant.comparison.finished import FACTS, FinishedRun
 from descant.comparison.finished import read as read_run
 from descant.comparison.plan import Plan, Population
 from descant.comparison.rows import Row, by_client, row_of
@@ -78,7 +78,7 @@ class Results(NamedTuple):
     plan: Plan
     metric: str  # the one that decides
     lower_is_better: bool
-    finished: list[Finished]
+    finished: list[FinishedRun]
     rows: list[Row]  # best first
     reference: str | None  # whose clients learn alone
     chosen: dict[str, str]  # family -> label of its member that is best on validation data
@@ -208,7 +208,7 @@ def _verdict(found: Results, other: str, pair: Pair) -> Verdict:
     return "equivalent" if max(-pair.low, pair.high) < found.worth else "no difference found"
 
 
-def _others(found: Results, of: Mapping[str, Sequence[Finished]], seeds: Sequence[int]) -> list[Other]:
+def _others(found: Results, of: Mapping[str, Sequence[FinishedRun]], seeds: Sequence[int]) -> list[Other]:
     """The metrics by which another method would be best."""
     others = []
     runs = [[run for run in of[label] if run.seed in seeds] for label in found.compared]
@@ -225,7 +225,7 @@ def _others(found: Results, of: Mapping[str, Sequence[Finished]], seeds: Sequenc
     return others
 
 
-def _still_improving(found: Sequence[Finished], metric: str, lower: bool) -> Share | None:
+def _still_improving(found: Sequence[FinishedRun], metric: str, lower: bool) -> Share | None:
     """In how many repetitions a method was still improving when its training ended; None if it was not."""
     gains = [convergence.last_gain(layout.read_metrics(run.place), metric, lower=lower) for run in found
              if run.summary.get("stopped") != "converged"]
@@ -236,7 +236,7 @@ def _still_improving(found: Sequence[Finished], metric: str, lower: bool) -> Sha
 # -- what is compared --------------------------------------------------------------------------------------
 
 
-def _chosen(plan: Plan, of: Mapping[str, Sequence[Finished]]) -> dict[str, str]:
+def _chosen(plan: Plan, of: Mapping[str, Sequence[FinishedRun]]) -> dict[str, str]:
     """Of each grid, the member that is best on validation data, by the rule that selects rounds: as few lost
     clients as possible, then the metric, then the loss. Over the seeds that all members have, if any."""
     families: dict[str, list[str]] = {}
@@ -267,7 +267,7 @@ def _is_beaten(plan: Plan, label: str, chosen: Mapping[str, str]) -> bool:
     return place is not None and chosen.get(place.family, label) != label
 
 
-def _compared(plan: Plan, of: Mapping[str, Sequence[Finished]], chosen: Mapping[str, str], metric: str,
+def _compared(plan: Plan, of: Mapping[str, Sequence[FinishedRun]], chosen: Mapping[str, str], metric: str,
               diverged: Mapping[str, Share]) -> tuple[list[int], dict[str, str]]:
     """The seeds that methods are compared over, the same for all; and which methods are left out, and why. A
     method with few of the seeds would leave few for all: it is left out until it has more."""

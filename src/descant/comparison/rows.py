@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from descant.comparison import finished
-from descant.comparison.finished import Finished
+from descant.comparison.finished import FinishedRun
 from descant.comparison.plan import Plan
 from descant.comparison.sample import gain_over, level_of, sample_of
 from descant.comparison.statistics import ROUNDING, Interval, interval
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     beside_alone: int  # clients for which training alone is known too
 
 
-def row_of(found: Sequence[Finished], metric: str, plan: Plan, alone: Sequence[Finished]) -> Row:
+def row_of(found: Sequence[FinishedRun], metric: str, plan: Plan, alone: Sequence[FinishedRun]) -> Row:
     """The row of a method's runs; `alone` are the runs of LocalTrain."""
     lower = plan.lower_is_better(metric)
     names = dict.fromkeys(name for run in found for name in run.columns if name not in finished.FACTS)
@@ -59,7 +59,7 @@ def row_of(found: Sequence[Finished], metric: str, plan: Plan, alone: Sequence[F
     return Row(found[0].label, found[0].rounds, len(found), row, beside_alone)
 
 
-def _figures(run: Finished, names: Sequence[str] | Mapping[str, None], metric: str, lower: bool
+def _figures(run: FinishedRun, names: Sequence[str] | Mapping[str, None], metric: str, lower: bool
              ) -> Iterator[tuple[str, str, float]]:
     """The figures of a run: column, metric and value."""
     for model in ("personal", "global"):
@@ -89,7 +89,7 @@ def _mean(values: Mapping[int, float]) -> float:
     return float(np.mean(list(values.values())))
 
 
-def _gains(run: Finished, alone: Finished, metric: str, lower: bool) -> dict[int, float]:
+def _gains(run: FinishedRun, alone: FinishedRun, metric: str, lower: bool) -> dict[int, float]:
     """By how much each client is better off than alone."""
     own, other = run.values(metric), alone.values(metric)
     sign = -1.0 if lower else 1.0

@@ -1,4 +1,4 @@
-"""The figures of methods side by side, as the statistics want them."""
+"""The figures of methods side by side, as arrays for the statistics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from descant.comparison import statistics
-from descant.comparison.finished import Finished
+from descant.comparison.finished import FinishedRun
 from descant.comparison.plan import Plan, Population
 from descant.comparison.statistics import Analysis, Interval, Units, interval
 from descant.core.metric import is_share
@@ -33,15 +33,15 @@ class Sample(NamedTuple):
         return Sample(self.scores[:, at], self.clients[..., at], rows)
 
     def units(self, population: Population) -> Units | None:
-        """What else than the repetitions might have been drawn otherwise."""
+        """What was drawn by chance beside the repetitions."""
         if population == "rows":
             return None
         return self.rows if population == "clients" else statistics.of_clients(self.clients)
 
 
-def sample_of(methods: Sequence[Sequence[Finished]], metric: str) -> Sample | None:
-    """Of runs of each method with the same seeds; None where no client is left. A client that one method has
-    failed in a repetition is compared with nobody's."""
+def sample_of(methods: Sequence[Sequence[FinishedRun]], metric: str) -> Sample | None:
+    """Of the runs of each method with the same seeds; None where no client is left. A client without a figure
+    with one method is left out of that repetition."""
     together = [{run.seed: run for run in found} for found in methods]
     seeds = sorted(together[0]) if together else []
     values = {seed: [of[seed].values(metric) for of in together] for seed in seeds}
@@ -57,7 +57,7 @@ def sample_of(methods: Sequence[Sequence[Finished]], metric: str) -> Sample | No
     return Sample(np.nanmean(clients, 1), clients, _units(runs, metric, clients))
 
 
-def _units(runs: Sequence[Sequence[Finished]], metric: str, clients: np.ndarray) -> Units | None:
+def _units(runs: Sequence[Sequence[FinishedRun]], metric: str, clients: np.ndarray) -> Units | None:
     """The test rows as units, of runs [R][M] whose clients [R, C, M] are compared."""
     tables = [[run.single for run in each] for each in runs]
     if any(table is None or metric not in table.rows for each in tables for table in each):
@@ -101,7 +101,7 @@ def level_of(sample: Sample, metric: str, plan: Plan) -> Interval:
     return found.within(least, 1.0 if is_share(metric) else math.inf)
 
 
-def gain_over(both: Sequence[Sequence[Finished]], metric: str, plan: Plan) -> Interval:
+def gain_over(both: Sequence[Sequence[FinishedRun]], metric: str, plan: Plan) -> Interval:
     """By how much a client is better off with the first method than with the second, on average."""
     sample = sample_of(both, metric)
     if sample is None:

@@ -1,25 +1,20 @@
-"""Is a difference real? Intervals and tests that know where the noise comes from.
+"""Intervals and tests of differences, with every source of noise.
 
 A score y[r, m] is the mean over the clients of method m in repetition r; methods are paired, since they share
 the seed, the split and the test rows of a repetition. Units are what else was drawn by chance, test rows or
-clients: `influence[r, u, m]` says how much unit u moved the score of that repetition. For the difference d[r]
+clients: `influence[r, u, m]` is how much unit u moved the score of that repetition. For the difference d[r]
 of two methods, and f[r, u] that of their influences,
 
     Var(mean d) = U + max(0, s^2 / R - E),    U = sum_u (mean_r f[r, u])^2,
                                               E = (sum_ru f[r, u]^2 / R - U) / (R - 1)
 
-s^2 is the variance of d over the R repetitions, U the noise of the units, which does not vanish with more
-repetitions if the same rows or clients come back, and E the part of s^2 / R that is noise of the units too.
-With rows that are tested once, U = E, and s^2 / R is all; with clients for units it is the two-way analysis
-of variance, (MS_R + MS_C - MS_E) / (RC). The degrees of freedom are Satterthwaite's, with unbiased estimates
-of the squared variances.
-
-All pairs of methods are looked at. Their s^2 are moderated: raised to a value that all pairs share, which
-also brings degrees of freedom, as many as the pairs' variances are alike (empirical Bayes) and as the noise
-of the methods is spherical (Huynh and Feldt). They are never lowered: a method that is noisier than others
-would be called different too often. p-values and intervals are then corrected over all pairs (Sidak), so that
-an interval leaves out zero exactly where the corrected p-value is below the level. Tukey's studentized range
-is not used: with unequal variances, equal methods were told apart in up to 13 % of simulated comparisons.
+s^2 is the variance of d over the R repetitions, U the noise of the units, which more repetitions do not
+remove if the same units come back, and E the part of it that s^2 / R has already. The degrees of freedom are
+Satterthwaite's, with unbiased estimates of the squared variances. The s^2 of all pairs are moderated: raised,
+never lowered, to a value that all pairs share, which brings degrees of freedom (empirical Bayes, limited by
+Huynh and Feldt's sphericity). p-values and intervals are corrected over all pairs (Sidak), so that an
+interval excludes zero exactly where the p-value is below the level. docs/comparing.md has the reasons, and
+the measured coverage.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ _BLOCK = 2**22  # influences of pairs that are held at once
 
 
 class Interval(NamedTuple):
-    """A mean over repetitions with its 95 % interval; without ends where one repetition gives none."""
+    """A mean over repetitions with its 95 % interval, which one repetition does not give."""
 
     mean: float
     low: float | None
@@ -56,7 +51,7 @@ class Interval(NamedTuple):
 
 
 class Units(NamedTuple):
-    """What was drawn by chance besides the repetitions."""
+    """What was drawn by chance beside the repetitions."""
 
     influence: np.ndarray  # [R, U, M] zero where a unit has no part; its squares add up to a variance
     free: int  # units less the means that were taken from them
@@ -96,7 +91,7 @@ class Analysis(NamedTuple):
                              high=None if pair.low is None else -pair.low)
 
 
-# -- what is measured ----------------------------------------------------------------------------------
+# -- units -------------------------------------------------------------------------------------------------
 
 
 def of_clients(figures: np.ndarray) -> Units:
@@ -119,7 +114,7 @@ def logarithms(scores: np.ndarray, units: Units | None) -> tuple[np.ndarray, Uni
 
 
 class _Noise(NamedTuple):
-    """Of some contrasts: how they vary over repetitions, and what units have to do with it."""
+    """How some contrasts vary over repetitions, and the part of the units in it."""
 
     mean: np.ndarray
     repetition: np.ndarray  # s^2
@@ -220,13 +215,13 @@ def compare(scores: np.ndarray, units: Units | None = None, *, level: float = LE
 
 
 def _critical(level: float, pairs: int, freedom: np.ndarray) -> np.ndarray:
-    """How many standard errors a difference must have, that none of so many is called real by chance."""
+    """How many standard errors a difference must have among so many pairs."""
     alone = -np.expm1(np.log1p(-level) / pairs)
     return np.asarray(stats.t.isf(alone / 2, freedom))
 
 
 def _moderated(noise: _Noise, scores: np.ndarray) -> _Noise:
-    """The pairs' variances of a repetition raised to what they share, with the freedom that brings."""
+    """The pairs' variances raised to what they share, with the freedom that brings."""
     repetitions, methods = scores.shape
     own, variance = repetitions - 1, noise.repetition
     known = variance > 1e-12 * variance.max(initial=0.0)  # equal methods say nothing about the others
@@ -284,8 +279,8 @@ def _sphericity(scores: np.ndarray) -> float:
 
 
 def needed(pair: Pair, analysis: Analysis, worth: float) -> int | None:
-    """How many repetitions in all would probably settle a pair: a real difference, or one that is less than
-    `worth`. None if that takes too many, or if no number of them can."""
+    """How many repetitions in all would probably settle a pair: a significant difference, or one below
+    `worth`. None if that takes too many."""
     count = np.arange(analysis.repetitions + 1, MOST_REPETITIONS + 1)
     total = pair.repetition / count + pair.lasting
     share = np.divide(pair.repetition / count, total, out=np.zeros(len(count)), where=total > 0)
@@ -297,7 +292,7 @@ def needed(pair: Pair, analysis: Analysis, worth: float) -> int | None:
     return int(count[settled.argmax()]) if settled.any() else None
 
 
-# -- these clients ---------------------------------------------------------------------------------------
+# -- clients -----------------------------------------------------------------------------------------------
 
 
 def wilcoxon(a: np.ndarray, b: np.ndarray) -> float | None:

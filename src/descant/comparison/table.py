@@ -1,4 +1,4 @@
-"""The table of a comparison: which columns there are, and how a cell is written; for a terminal or a page."""
+"""The columns of the table of a comparison, and the text of its cells (room: view)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from typing import NamedTuple
 
 from descant.comparison.results import Results
 from descant.comparison.statistics import Interval
-from descant.core.units import duration, figure, is_share, size
+from descant.core.metric import figure, is_share
+from descant.core.metric import title as title_of
+from descant.core.units import duration, size
 
 MAIN = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen")  # of the metric that decides
 ERROR = "personal_truth_error"
 COSTS = ("bytes_per_client", "grad_steps", "seconds")
 TITLES = {
     "personal": ("personal", "{metric} of the clients' own models on their own test rows, mean over the "
-                             "clients, at the round that is best on validation data; the interval has all "
-                             "the noise of the population that the answer speaks of, those of other columns "
-                             "that of the repetitions"),
-    "global": ("global", "the same of the one model for all, where the method has one"),
-    "worst_decile": ("worst 10%", "the same as personal, over the tenth of the clients that is served worst"),
-    "gain": ("gain", "how much better a client is served than by training alone, on average"),
-    "worse_off": ("worse off", "share of the clients that are served worse than by training alone"),
+                             "clients, at the round that is best on validation data; this interval covers "
+                             "the population of the answer, those of other columns the repetitions"),
+    "global": ("global", "the same for the global model, where the method has one"),
+    "worst_decile": ("worst 10%", "the same as personal, over the worst tenth of the clients"),
+    "gain": ("gain", "the mean gain of a client over training alone"),
+    "worse_off": ("worse off", "share of the clients that do worse than by training alone"),
     "unseen": ("unseen", "the same as personal, over the clients that were held out of training"),
     ERROR: ("error to truth", "squared distance of the clients' models from those that made the data"),
-    "bytes_per_client": ("per client", "what a client has received and sent in all"),
+    "bytes_per_client": ("per client", "bytes that a client has received and sent in all"),
     "grad_steps": ("steps", "gradient steps of training, of all clients together"),
     "seconds": ("time", "of training and evaluation"),
 }
@@ -39,7 +40,7 @@ def columns(results: Results, *, all_metrics: bool = False) -> list[Column]:
     there = {key for row in results.rows for key in row.figures}
     found = [_column(key, results) for key in (*MAIN, ERROR) if key in there]
     if all_metrics:
-        found += [Column(f"personal_{name}", name.replace("_", " "),
+        found += [Column(f"personal_{name}", title_of(name),
                          f"of the clients' own models: {metric.meaning}")
                   for name, metric in results.plan.metrics.items() if f"personal_{name}" in there]
     return found + [_column(key, results) for key in COSTS if key in there]
@@ -47,7 +48,7 @@ def columns(results: Results, *, all_metrics: bool = False) -> list[Column]:
 
 def _column(key: str, results: Results) -> Column:
     title, meaning = TITLES[key]
-    return Column(key, title, meaning.format(metric=results.metric.replace("_", " ")))
+    return Column(key, title, meaning.format(metric=title_of(results.metric)))
 
 
 def cell(key: str, value: Interval | None, metric: str) -> str:

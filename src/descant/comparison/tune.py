@@ -46,7 +46,7 @@ DESCENTS = 5  # ... so many times: at the low ends, and down to 10,000 times bel
 HOW = ("backend", "chunk", "workers")  # the fields of [train] that a run settles
 
 
-class Tuned(NamedTuple):
+class Tuning(NamedTuple):
     """The result of a search."""
 
     algorithm: Algorithm
@@ -59,7 +59,7 @@ class Tuned(NamedTuple):
     note: str | None = None
 
 
-class Nothing(NamedTuple):
+class Untrained(NamedTuple):
     """The result of a search in which nothing trained."""
 
     trials: int
@@ -104,7 +104,7 @@ def _can_be_changed(algorithm: Algorithm, name: str, declared: Range) -> bool:
 
 
 def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collection[str] = (),
-           progress: Callable[[int], None] = lambda rounds: None) -> Tuned | Nothing:
+           progress: Callable[[int], None] = lambda rounds: None) -> Tuning | Untrained:
     """The method of an experiment with the best values of so many trials, written in `record`. There are
     more trials only where none of so many has trained, and finished trials are not repeated. `progress` gets
     the number of rounds done; the rounds that a stopped trial skips count as done."""
@@ -117,7 +117,9 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
         raise UsageError(f"{name} has no field left to tune: `descant show {name}` says which have a range; "
                          "do not set all of them, or do not tune it")
     setup = runs.Setup.of(experiment).decided()
-    _require_validation(setup)
+    if not _judged(setup):
+        raise UsageError("the clients have no validation rows to tune by: set data.validation above 0, such "
+                         "as 0.2, or do not tune")
     rounds = setup.train.rounds
     with records.writing(record):
         record.mkdir(parents=True, exist_ok=True)
@@ -128,7 +130,7 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
             if _goes_on(done, trials, ranges):
                 (record / "best.json").unlink(missing_ok=True)  # until there is a new one
         while _goes_on(done, trials, ranges):
-            found = _try(optuna, study, setup, ranges, _beyond(len(done) * rounds, progress))
+            found = _try(optuna, study, setup, ranges, progress)
             _require_equal_cost([*done, found], setup.algorithm, ranges)
             with records.writing(record):
                 study.add_trial(found)
@@ -137,12 +139,18 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
             progress(len(done) * rounds)
         # a longer search that was made before began as this one
         done = done[: max(trials, _failures(done) + 1)]
-        result = _concluded(setup, done, ranges)
+        result, best = _concluded(setup, done, ranges)
         with records.writing(record):
             records.write_trials(record, done, ranges)
-            if isinstance(result, Best):
-                records.write_best(record, _described(result, setup, _reaching(done, ranges)))
-    return result if isinstance(result, Nothing) else result.tuned
+            if isinstance(result, Tuning):
+                metric, reach = setup.deciding.name, _reaching(done, ranges)
+                records.write_best(record, {
+                    "best": best, "figure": f"minus {metric}" if metric in LOWER else metric,
+                    "validation": result.validation, "values": result.values,
+                    "algorithm": fields.dump(result.algorithm), "trials": result.trials,
+                    "pruned": result.pruned, "failed": result.failed, "grad_steps": result.grad_steps,
+                    "ranges": {name: str(declared) for name, declared in reach.items()}})
+    return result
 
 
 # -- going down ------------------------------------------------------------------------------------------
@@ -169,10 +177,6 @@ def _reaching(done: Sequence[FrozenTrial], ranges: dict[str, Range]) -> dict[str
     return ranges | {name: declared.lowered(times) for name, declared in _steps(ranges).items()}
 
 
-def _beyond(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
-    return lambda rounds: progress(before + rounds)
-
-
 def _optuna() -> Any:
     try:
         import optuna  # an extra
@@ -183,16 +187,15 @@ def _optuna() -> Any:
     return optuna
 
 
-def _require_validation(setup: runs.Setup) -> None:
+def _judged(setup: runs.Setup) -> int:
+    """How many of the evaluated clients have validation rows."""
     clients = evaluated_clients(setup.federation.population, setup.eval, setup.train.seed)
-    if not setup.federation.validation.sizes[clients].any():
-        raise UsageError("the clients have no validation rows to tune by: set data.validation above 0, such "
-                         "as 0.2, or do not tune")
+    return int((setup.federation.validation.sizes[clients] > 0).sum())
 
 
 @contextlib.contextmanager
 def _quiet(optuna: Any) -> Iterator[None]:
-    """Optuna says nothing of its own accord."""
+    """Silence Optuna's log and warnings."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -209,7 +212,7 @@ def _opened(optuna: Any, record: Path, setup: runs.Setup, ranges: dict[str, Rang
     if journal.exists():
         text = journal.read_bytes()
         os.truncate(journal, text.rfind(b"\n") + 1)  # a kill may have left half a line
-    # the directory is locked: nobody holds Optuna's own lock, though a kill may have left it
+    # the directory is locked: Optuna's own lock is free, though a kill may have left it
     (record / "journal.log.lock").unlink(missing_ok=True)
     try:
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
@@ -230,12 +233,12 @@ def _opened(optuna: Any, record: Path, setup: runs.Setup, ranges: dict[str, Rang
     return study  # type: ignore[no-any-return]
 
 
-class _Hopeless(Exception):
+class _Pruned(Exception):
     """The trial has fallen behind."""
 
 
-class _Judge:
-    """Watches a trial's run: what it has cost, how well it does, and whether it is worth going on."""
+class _Observer:
+    """Observes the run of a trial: its cost, its figures, and whether it falls behind."""
 
     def __init__(self, trial: optuna.Trial, settled: Callable[[Train], None],
                  progress: Callable[[int], None]) -> None:
@@ -243,7 +246,7 @@ class _Judge:
         self.grad_steps = 0
         self.rejected = 0  # uploads
         self.key: tuple[float, ...] | None = None  # of the best round so far
-        self.told: dict[int, float] = {}  # round -> figure of the best round until then
+        self.reported: dict[int, float] = {}  # round -> figure of the best round until then
         self._trial = trial
         self._settled = settled
         self._progress = progress
@@ -262,17 +265,15 @@ class _Judge:
         self.key = self._run.best_key
         if (figure := records.figure(self.key)) is None:
             return
-        self.told[self.rounds] = figure
+        self.reported[self.rounds] = figure
         self._trial.report(figure, self.rounds)
         if self.rounds < self._run.setup.train.rounds and self._trial.should_prune():
-            raise _Hopeless
+            raise _Pruned
 
 
 def _is_lost(key: Sequence[float] | None, setup: runs.Setup) -> bool:
-    """Whether half of the clients or more have no use of the models, by their validation rows."""
-    clients = evaluated_clients(setup.federation.population, setup.eval, setup.train.seed)
-    judged = int((setup.federation.validation.sizes[clients] > 0).sum())
-    return key is None or -2 * key[0] >= judged
+    """Whether half of the clients or more have a diverged model, by their validation rows."""
+    return key is None or -2 * key[0] >= _judged(setup)
 
 
 def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, Range],
@@ -281,7 +282,9 @@ def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, 
     done = study.get_trials(deepcopy=False)
     ranges = _reaching(done, ranges)
     distributions = {name: _distribution(optuna, declared) for name, declared in ranges.items()}
-    trial = _asked(optuna, done, setup, distributions, _lowest(done, ranges))
+    all_failed = len(done) >= FIRST and _failures(done) == len(done)
+    lowest = {name: declared.low for name, declared in _steps(ranges).items()} if all_failed else {}
+    trial = _asked(optuna, done, setup, distributions, lowest)
     values = dict(trial.params)
     if done:
         values = {name: ranges[name].rounded(value) for name, value in values.items()}
@@ -291,7 +294,8 @@ def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, 
         if how is None:  # all trials, also after a kill, do it in the way that was measured once
             study.set_user_attr("how", {name: getattr(train, name) for name in HOW})
 
-    judge = _Judge(trial, settled, progress)
+    before = len(done) * setup.train.rounds
+    judge = _Observer(trial, settled, lambda rounds: progress(before + rounds))
     states = optuna.trial.TrialState
     state, failure = states.COMPLETE, None
     try:
@@ -304,7 +308,7 @@ def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, 
             failure = "no client has a finite figure on its validation rows"
         elif _is_lost(judge.key, setup):
             failure = "the models of half of the clients or more diverge"
-    except _Hopeless:
+    except _Pruned:
         state = states.PRUNED
     except DescantError as error:
         if isinstance(error, UsageError) and not done:
@@ -313,20 +317,13 @@ def _try(optuna: Any, study: optuna.Study, setup: runs.Setup, ranges: dict[str, 
     attributes: dict[str, Any] = {"key": judge.key, "grad_steps": judge.grad_steps, "rounds": judge.rounds,
                                   "rejected": judge.rejected}
     if failure is not None:  # as one that was stopped before it began: the sampler takes it for the worst
-        state, judge.told = states.PRUNED, {}
+        state, judge.reported = states.PRUNED, {}
         attributes["failure"] = failure
     value = records.figure(judge.key) if state == states.COMPLETE else None
     found: FrozenTrial = optuna.trial.create_trial(
         state=state, value=value, params=values, distributions=distributions, user_attrs=attributes,
-        intermediate_values=judge.told)
+        intermediate_values=judge.reported)
     return found
-
-
-def _lowest(done: Sequence[FrozenTrial], ranges: dict[str, Range]) -> dict[str, float]:
-    """The values to try where all of the first trials have failed: the smallest steps."""
-    if _failures(done) < max(FIRST, len(done)):
-        return {}
-    return {name: declared.low for name, declared in _steps(ranges).items()}
 
 
 def _asked(optuna: Any, done: list[FrozenTrial], setup: runs.Setup,
@@ -370,37 +367,22 @@ def _require_equal_cost(trials: list[FrozenTrial], algorithm: Algorithm, ranges:
 # -- what came of it -------------------------------------------------------------------------------------
 
 
-class Best(NamedTuple):
+def _concluded(setup: runs.Setup, trials: list[FrozenTrial], ranges: dict[str, Range]
+               ) -> tuple[Tuning | Untrained, int | None]:
     """The result, and the number of the best trial: of equal ones the first."""
-
-    tuned: Tuned
-    number: int
-
-
-def _concluded(setup: runs.Setup, trials: list[FrozenTrial], ranges: dict[str, Range]) -> Best | Nothing:
     states = [records.state(trial) for trial in trials]
     complete = [number for number, state in enumerate(states) if state == "complete"]
     smallest = ", ".join(f"{name} = {min(trial.params[name] for trial in trials):.3g}"
                          for name in _steps(ranges))
     if not complete:
-        down = f", down to {smallest}" if smallest else ""
-        return Nothing(len(trials), f"none of the {len(trials)} trials of its search trained{down}: "
-                                    f"{trials[-1].user_attrs['failure']}; it runs with its own settings")
+        down, why = f", down to {smallest}" if smallest else "", trials[-1].user_attrs["failure"]
+        return Untrained(len(trials), f"none of the {len(trials)} trials of its search trained{down}: {why}; "
+                                    "it runs with its own settings"), None
     best = max(complete, key=lambda number: tuple(trials[number].user_attrs["key"]))
     values = dict(trials[best].params)
     widened = _reaching(trials, ranges) != ranges
     note = (f"the first {_failures(trials)} trials of its search diverged, so it went on below the usual "
             f"step sizes, down to {smallest}") if widened else None
-    return Best(Tuned(fields.replaced(setup.algorithm, values), values, trials[best].user_attrs["key"][1],
-                      len(trials), states.count("pruned"), states.count("failed"),
-                      sum(trial.user_attrs["grad_steps"] for trial in trials), note), best)
-
-
-def _described(best: Best, setup: runs.Setup, ranges: dict[str, Range]) -> dict[str, Any]:
-    tuned, metric = best.tuned, setup.deciding.name
-    return {
-        "best": best.number, "figure": f"minus {metric}" if metric in LOWER else metric,
-        "validation": tuned.validation, "values": tuned.values, "algorithm": fields.dump(tuned.algorithm),
-        "trials": tuned.trials, "pruned": tuned.pruned, "failed": tuned.failed,
-        "grad_steps": tuned.grad_steps, "ranges": {name: str(declared) for name, declared in ranges.items()},
-    }
+    return Tuning(fields.replaced(setup.algorithm, values), values, trials[best].user_attrs["key"][1],
+                 len(trials), states.count("pruned"), states.count("failed"),
+                 sum(trial.user_attrs["grad_steps"] for trial in trials), note), best

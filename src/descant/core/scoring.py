@@ -151,13 +151,14 @@ def classification(outputs: np.ndarray, y: np.ndarray, classes: int) -> dict[str
     """All figures of a classifier; sensitivity and specificity where there are two classes."""
     found = Predictions.of(outputs, y, classes)
     odds, of_class = Odds.of(found.logits), recalls(found.predicted, found.y)
+    areas = [binary_auroc(*each) for each in _rankings(found, odds)]
     of_two = {"sensitivity": of_class.get(1, np.nan),
               "specificity": of_class.get(0, np.nan)} if classes == 2 else {}
     right = found.predicted == found.y
     return {
         "accuracy": float(right.mean()) if len(right) else np.nan,
         "balanced_accuracy": float(np.mean([*of_class.values()])) if of_class else np.nan,
-        "auroc": macro_auroc(found.logits, found.y, odds),
+        "auroc": float(np.mean(areas)) if areas else np.nan,
         **of_two,
         "calibration_error": calibration_error(odds.confidence, right),
     }
@@ -166,8 +167,8 @@ def classification(outputs: np.ndarray, y: np.ndarray, classes: int) -> dict[str
 # -- how much each row moves a figure ------------------------------------------------------------------
 #
 # Influences [n] add up to zero, and their squares to an unbiased estimate of the figure's variance over other
-# rows of the same client: with them a figure is as easy to compare as a mean. A row is a sample: of
-# sequences, what its positions add up to. The calibration error has none: its bins make it biased.
+# rows of the same client. A row is a sample: of sequences, the sum of its positions. The calibration error
+# has none: its bins make it biased.
 
 
 def mean_influence(values: np.ndarray) -> np.ndarray:
@@ -180,12 +181,15 @@ def classification_influences(outputs: np.ndarray, y: np.ndarray, classes: int) 
     """Of the figures of a classifier that have them."""
     found = Predictions.of(outputs, y, classes)
     right = (found.predicted == found.y).astype(float)
-    of_class = {c: _recall_influence(right, found.y == c) for c in np.unique(found.y).tolist()}
-    of_two = {"sensitivity": of_class[1] if 1 in of_class else np.full(len(right), np.nan),
-              "specificity": of_class[0] if 0 in of_class else np.full(len(right), np.nan)
-              } if classes == 2 else {}
-    of_rows = {"balanced_accuracy": np.mean(list(of_class.values()), 0), "auroc": _auroc_influence(found),
-               **of_two} if len(right) else {}
+    of_class, undefined = {}, np.full(len(right), np.nan)
+    for c in np.unique(found.y).tolist():
+        of_class[c] = np.zeros(len(right))
+        of_class[c][found.y == c] = mean_influence(right[found.y == c])
+    areas = [_placements(*each) for each in _rankings(found, Odds.of(found.logits))]
+    of_two = {"sensitivity": of_class.get(1, undefined),
+              "specificity": of_class.get(0, undefined)} if classes == 2 else {}
+    of_rows = {"balanced_accuracy": np.mean(list(of_class.values()), 0),
+               "auroc": np.mean(areas, 0) if areas else undefined, **of_two} if len(right) else {}
     return {"accuracy": mean_influence(_per_sample(right, len(y), np.mean)),
             **{name: _per_sample(values, len(y), np.sum) for name, values in of_rows.items()}}
 
@@ -206,26 +210,8 @@ def _per_sample(values: np.ndarray, samples: int, how: Callable[..., np.ndarray]
     return how(values.reshape(samples, -1), axis=1) if samples else values
 
 
-def _recall_influence(right: np.ndarray, there: np.ndarray) -> np.ndarray:
-    found = np.zeros(len(right))
-    found[there] = mean_influence(right[there])
-    return found
-
-
-def _auroc_influence(found: Predictions) -> np.ndarray:
-    """DeLong's: how a row is placed among those of the other kind, mean over the classes that occur."""
-    occur = np.unique(found.y)
-    if len(occur) < 2:
-        return np.full(len(found.y), np.nan)
-    if found.logits.shape[1] == 2:
-        with np.errstate(invalid="ignore"):
-            return _placements(found.logits[:, 1].astype(np.float64) - found.logits[:, 0], found.y == 1)
-    odds = Odds.of(found.logits)
-    return np.asarray(np.mean([_placements(odds.of_class(found.logits, c), found.y == c)
-                               for c in occur.tolist()], 0))
-
-
 def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """DeLong's influence on an AUROC: how a row is placed among those of the other kind."""
     if np.isnan(scores).any():
         return np.full(len(scores), np.nan)
     influence = np.zeros(len(scores))
@@ -247,8 +233,8 @@ def recalls(predicted: np.ndarray, y: np.ndarray) -> dict[int, float]:
 
 
 def binary_auroc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The share of the pairs of a positive and another row in which the positive one has the higher score
-    [n]; equal scores count half. Not defined if either kind is missing."""
+    """The share of the pairs of a positive and another row in which the positive one has the higher score;
+    equal scores count half. NaN if either kind is missing."""
     ours, others = scores[positive], np.sort(scores[~positive])
     if not len(ours) or not len(others) or np.isnan(scores).any():
         return np.nan
@@ -256,16 +242,17 @@ def binary_auroc(scores: np.ndarray, positive: np.ndarray) -> float:
     return float(below / (2 * len(ours) * len(others)))  # of whole numbers: nothing is rounded before
 
 
-def macro_auroc(logits: np.ndarray, y: np.ndarray, odds: Odds) -> float:
-    """Of two classes the AUROC of the second. Of more, each class against the rest by its probability, and
-    the mean over the classes that occur: those have rows of both kinds if there are two of them."""
-    occur = np.unique(y)
+def _rankings(found: Predictions, odds: Odds) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The scores of the rows, and which rows are positive, for each AUROC that the figure is a mean of: for
+    the second of two classes; of more, for each class that occurs against the rest. None where all rows have
+    the same class."""
+    occur = np.unique(found.y)
     if len(occur) < 2:
-        return np.nan
-    if logits.shape[1] == 2:
+        return []
+    if found.logits.shape[1] == 2:
         with np.errstate(invalid="ignore"):
-            return binary_auroc(logits[:, 1].astype(np.float64) - logits[:, 0], y == 1)
-    return float(np.mean([binary_auroc(odds.of_class(logits, c), y == c) for c in occur.tolist()]))
+            return [(found.logits[:, 1].astype(np.float64) - found.logits[:, 0], found.y == 1)]
+    return [(odds.of_class(found.logits, c), found.y == c) for c in occur.tolist()]
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
