@@ -9,7 +9,7 @@ from descant.core.units import is_share
 from descant.experiment.plots import spans_decades
 
 # Seven colours with a contrast of at least 3 to the background, distinguishable with any colour vision:
-# `tests/test_page.py` measures it.
+# `tests/view/test_page.py` measures it.
 DAY = ("#1C5DC0", "#A81E04", "#054B32", "#D25E8F", "#B8860B", "#0B9BD8", "#000000")
 NIGHT = ("#2967DD", "#E56A19", "#2CA761", "#CD68A4", "#FCCC24", "#1FDBFF", "#F4F4F4")
 DASHES = ((), (7, 3), (2, 3), (9, 3, 2, 3))  # pixels on and off; one entry per seven methods
