@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 # interpreter no longer starts, is built anew, as is one older than what it was installed from.
 USABLE := $(shell test "$$(cat $(STAMP) 2>/dev/null)" = "$(CURDIR)" && $(BIN)/python -c '' 2>/dev/null && echo yes)
 
-.PHONY: help venv demo federation test test-slow check bench clean rebuild
+.PHONY: help venv demo federation quick test test-slow check bench clean rebuild
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
@@ -37,13 +37,17 @@ federation: $(STAMP) ## a server and four hospitals as real processes over TLS, 
 	rm -rf runs/federation
 	$(BIN)/python examples/federation/run.py runs/federation
 
-test: export OMP_NUM_THREADS = 1
-test: $(STAMP) ## run the quick tests, two files at a time
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+quick test test-slow: export OMP_NUM_THREADS = 1
 
-test-slow: export OMP_NUM_THREADS = 1
+quick: $(STAMP) ## run the tests of theory and vocabulary, and one variant of everything else, in a minute
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not thorough"
+
+test: $(STAMP) ## run all but the slow tests, two at a time
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
 test-slow: $(STAMP) ## run the tests that start real processes or install the package
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not alone"
+	$(BIN)/python -m pytest -m "slow and alone"
 
 check: $(STAMP) ## lint (ruff), check the types (mypy) and the layers of the package (import-linter)
 	$(BIN)/ruff check .
