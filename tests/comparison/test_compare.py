@@ -687,7 +687,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_p
     assert not data["finished"]
     assert "pfedme lacks seed 0" in data["notes"][0]
 
-    shutil.rmtree(place)  # mended: the same again does what is missing
+    shutil.rmtree(place)  # fixed: what is missing is made
     assert carry_out.execute(plan, plan.runs(), 1, seen) == []
     assert page.page_data(plan.out)["finished"]
 

@@ -628,7 +628,7 @@ def test_a_misfit_of_model_loss_and_data_is_told_before_training(module: nn.Modu
                                                                 classes: int | None, hint: str) -> None:
     federation = ragged(shape=(3,), classes=classes).to(torch.float32)
     with pytest.raises(UsageError, match=hint):
-        ModuleTask(module, loss, classes=classes).check(federation)
+        ModuleTask(module, loss, classes=classes).fitted(federation)
 
 
 def test_the_meter_counts_gradients_and_averages_losses() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,17 +17,8 @@ if TYPE_CHECKING:
     from descant.experiment.run import Run
 
 ALL = "all"
-
-
-class Snapshot(StrEnum):
-    """Which of a run's two saved states."""
-
-    best = "best"
-    last = "last"
-
-
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="The directory of the run.")]
-WhichRound = Annotated[Snapshot, typer.Option(
+WhichRound = Annotated[Literal["best", "last"], typer.Option(
     "--which", help="The round that is best on validation data (without any: the last), or the last.")]
 
 
@@ -53,7 +43,7 @@ def export(
         help="A client's name or number, once for each; or: all.")] = None,
     shared: Annotated[bool, typer.Option(
         "--global", help="The global model (to DIR/global), if the method has one.")] = False,
-    which: WhichRound = Snapshot.best,
+    which: WhichRound = "best",
     torch_export: Annotated[bool, typer.Option(
         "--torch-export", help="Also model.pt2, for PyTorch without descant.")] = False,
     onnx: Annotated[bool, typer.Option(
@@ -90,13 +80,13 @@ def export(
                    dict.fromkeys(find_client(done, client) for client in clients or ()))
         console = make_console()
         with counting(console, len(numbers) + shared, "model") as report:
-            made = export_models(done, [*numbers], to, which=which.value, shared=shared, formats=formats,
+            made = export_models(done, [*numbers], to, which=which, shared=shared, formats=formats,
                                  report=report)
         if len(made.places) == 1:
             console.print(f"model: {made.places[0]}", soft_wrap=True)
         else:
             console.print(f"{times(len(made.places), 'model')} in {to}", soft_wrap=True)
-        for note in notes_on(done, which.value):
+        for note in notes_on(done, which):
             console.print(f"note: {note}", soft_wrap=True)
         if made.problems:
             for problem in made.problems[1:]:

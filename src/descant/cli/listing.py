@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,18 +11,9 @@ from descant.cli.common import AsJson, reporting_errors
 from descant.view.terminal import make_console
 
 
-class Kind(StrEnum):
-    """The registries, as `descant list` calls them."""
-
-    algorithms = "algorithms"
-    datasets = "datasets"
-    models = "models"
-    partitions = "partitions"
-
-
 def list_entries(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", show_default=False,
-                                         help="What to list: algorithms, datasets, models or partitions.")],
+    kind: Annotated[Literal["algorithms", "datasets", "models", "partitions"], typer.Argument(
+        metavar="KIND", show_default=False, help="One of algorithms, datasets, models and partitions.")],
     as_json: AsJson = False,
 ) -> None:
     """List what an experiment can be made of, one line each.
@@ -38,7 +28,7 @@ def list_entries(
 
         from descant.experiment.catalogue import entries
 
-        found = entries(kind.value.removesuffix("s"))
+        found = entries(kind.removesuffix("s"))
         if as_json:
             typer.echo(json.dumps(found, indent=2))
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from descant.cli.common import Allow, DataDir, reporting_errors
-from descant.cli.export import RunDir, Snapshot, WhichRound, load_run
+from descant.cli.export import RunDir, WhichRound, load_run
 from descant.errors import DescantError
 from descant.view.terminal import make_console
 
@@ -29,7 +29,7 @@ def personalize(
     to: Annotated[Path | None, typer.Option(
         "--to", metavar="DIR", show_default=False,
         help="Write the model to DIR/NAME. Without it, only its scores are shown.")] = None,
-    which: WhichRound = Snapshot.best,
+    which: WhichRound = "best",
     allow: Allow = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -51,7 +51,7 @@ def personalize(
         called = data.stem if name is None else name
         place = None if to is None else to / safe_names([called])[called]
         refuse_taken([] if place is None else [place])
-        newcomer = personalized(done, data, called, which.value)
+        newcomer = personalized(done, data, called, which)
         console = make_console()
         _show_newcomer(console, newcomer)
         if place is not None:

@@ -126,21 +126,18 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _default(row: dict[str, Any]) -> str:
-    """A field's default as it would be written in the file: of a table, only what is not usual anyway."""
+    """A field's default as it would be written in the file: of a table, only what differs from its own
+    defaults."""
     value = row["default"]
     if isinstance(value, dict):
         [option] = [option for option in row["options"] if option["name"] == value.get("name")]
         usual = {field["name"]: field["default"] for field in option["fields"]}
-        unusual = {key: item for key, item in value.items() if key not in usual or item != usual[key]}
-        return f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in unusual.items())} }}"
-    return "absent" if value is None else _toml(value)
+        value = {key: item for key, item in value.items() if key not in usual or item != usual[key]}
+    return "absent" if value is None else _written(value)
 
 
 def _written(value: Any) -> str:
+    """As in TOML, a table in one line."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in value.items())} }}"
-    return _toml(value)
-
-
-def _toml(value: Any) -> str:
+        return f"{{ {', '.join(f'{key} = {_written(item)}' for key, item in value.items())} }}"
     return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
