@@ -59,7 +59,7 @@ def test_the_rooms_are_few_and_say_what_they_are() -> None:
         text = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
         assert text, room
         what, _, imports = text.partition("\n\n")
-        assert what.endswith("."), room
+        assert what.endswith("."), room  # a sentence
         assert "import" in imports.lower(), f"{room.name} does not say what it may import"
 
 

@@ -1,4 +1,7 @@
-"""The methods, one file each."""
+"""The methods, one file each. A new one is its file and a line here.
+
+Imports theory, priors and core.
+"""
 
 from descant.algorithms.cgpfl import CGPFL
 from descant.algorithms.dichotomous import Dichotomous

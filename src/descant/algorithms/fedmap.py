@@ -111,11 +111,6 @@ class FedMAP(PriorMethod):
                                "new" if step is None else "old")
         return grouped(prior, self.groups, self.name)
 
-    def client_weights(self, round: Round) -> Tensor | None:
-        if self.weights in ("omega", "mean_log"):
-            return None
-        return Tempered(self.weights, self.temperature).by_size(round)
-
     def init_server(self, task: Task, model: Model, round: Round) -> Tree:
         if isinstance(self.prior, Energy):
             check(self.prior, model.theta)

@@ -67,7 +67,7 @@ def _show_figures(console: Console, heading: str, figures: Mapping[str, float]) 
     from rich import box
     from rich.table import Table
 
-    from descant.core.units import figure
+    from descant.core.metric import figure
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column(heading, no_wrap=True)

@@ -32,7 +32,7 @@ from descant.engine.evaluation import evaluated_clients
 from descant.engine.settings import Train
 from descant.errors import DescantError, UsageError
 from descant.experiment import run as runs
-from descant.experiment.config import Experiment, differences
+from descant.experiment.config import Experiment, completed, differences
 
 if TYPE_CHECKING:
     import optuna
@@ -226,7 +226,7 @@ def _opened(optuna: Any, record: Path, setup: runs.Setup, ranges: dict[str, Rang
                 "ranges": {name: str(declared) for name, declared in ranges.items()}}
     if known is None:
         study.set_user_attr("identity", identity)
-    elif changed := differences(known, identity):
+    elif changed := differences(completed(known), identity):
         first = changed[0].removeprefix("config.")
         raise UsageError(f"{record} holds another search ({first}): undo that change, or choose another "
                          "directory")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from descant.core.metric import figure as figure  # here for the room of views
-from descant.core.metric import is_share as is_share
-
 
 def duration(seconds: float) -> str:
     """A span of time in the unit that suits its size: `0.23 ms`, `4.2 s`, `3 min 20 s`."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from descant.core.files import write_atomic
-from descant.core.units import figure as written
+from descant.core.metric import figure as written
 
 if TYPE_CHECKING:  # slow to import: only when there is something to draw
     from matplotlib.figure import Figure

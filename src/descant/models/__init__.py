@@ -1,6 +1,6 @@
 """The models: networks by name, and how any model becomes a task.
 
-A new network is a module with a `NetworkSpec`, and one line in `MODELS`.
+A new network is a module with a `NetworkSpec`, and one line in `MODELS`. Imports core.
 """
 
 from __future__ import annotations

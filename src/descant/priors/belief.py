@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -77,6 +77,10 @@ class Belief(ABC):
     def model(self, state: Tree) -> Model | None:
         """The one model for all, where there is one."""
 
+    @abstractmethod
+    def client_weights(self, round: Round) -> Tensor | None:
+        """What each client counts, where that depends on no upload."""
+
 
 # -- the parts of a Gaussian belief ---------------------------------------------------------------------
 
@@ -117,6 +121,9 @@ class Counted:
     def __call__(self, uploads: Upload, round: Round) -> tuple[Tensor, dict[str, Any]]:
         return round.weights(self.kind), {}
 
+    def known(self, round: Round) -> Tensor:
+        return round.weights(self.kind)
+
 
 @dataclass(frozen=True)
 class Tempered:
@@ -127,22 +134,30 @@ class Tempered:
     temperature: float = 1.0
 
     def __call__(self, uploads: Upload, round: Round) -> tuple[Tensor, dict[str, Any]]:
-        if self.kind in ("uniform", "samples"):
-            w = self.by_size(round)
-        else:
+        if (w := self.known(round)) is None:
             logs = uploads.log_weight.double() / (1 if self.kind == "omega" else round.sizes.double())
             w = torch.softmax(logs / self.temperature, 0)
         return w, {"weights": {"most": w.max(), "effective": 1 / w.square().sum()}, "client_weights": w}
 
-    def by_size(self, round: Round) -> Tensor:
-        """The weights, where they depend on no upload."""
+    def known(self, round: Round) -> Tensor | None:
+        if self.kind in ("omega", "mean_log"):
+            return None
         N = round.sizes.double()
         logs = torch.zeros_like(N) if self.kind == "uniform" else N.log()
         return torch.softmax(logs / self.temperature, 0)
 
 
 MeanRule: TypeAlias = Callable[[Model, Model, Tensor, Pooled], Model]
-Weighting: TypeAlias = Callable[[Upload, Round], tuple[Tensor, dict[str, Any]]]
+
+
+class Weighting(Protocol):
+    """What each client of a round counts in the mean."""
+
+    def __call__(self, uploads: Upload, round: Round) -> tuple[Tensor, dict[str, Any]]:
+        """The weights, which sum to one, and what to report."""
+
+    def known(self, round: Round) -> Tensor | None:
+        """The weights, where they depend on no upload."""
 
 
 class GaussianState(NamedTuple):
@@ -208,6 +223,9 @@ class GaussianBelief(Belief):
     def model(self, state: GaussianState) -> Model:
         return state.mean
 
+    def client_weights(self, round: Round) -> Tensor | None:
+        return self.weights.known(round)
+
 
 # -- methods -------------------------------------------------------------------------------------------
 
@@ -246,6 +264,9 @@ class PriorMethod(Algorithm):
 
     def global_model(self, server: Tree) -> Model | None:
         return self.belief.model(server)
+
+    def client_weights(self, round: Round) -> Tensor | None:
+        return self.belief.client_weights(round)
 
 
 @dataclass(frozen=True)

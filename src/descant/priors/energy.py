@@ -134,6 +134,9 @@ class EnergyBelief(Belief):
     def model(self, state: Learned) -> Model:
         return Model(self.energy.centre(state.gamma), state.stats)
 
+    def client_weights(self, round: Round) -> Tensor | None:
+        return self.weights.known(round)
+
 
 def require_named(family: Energy, field: str) -> None:
     """Refuse an object that the record of a run could not tell from others."""

@@ -204,6 +204,9 @@ class Grouped(Belief):
     def model(self, state: Groups) -> Model | None:
         return self.inner.model(take(state.priors, 0)) if self.how.K == 1 else None
 
+    def client_weights(self, round: Round) -> Tensor | None:
+        return self.inner.client_weights(round)
+
 
 def grouped(belief: Belief, groups: KMeans | None, method: str) -> Belief:
     """The belief itself, or one per group."""

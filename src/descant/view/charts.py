@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from descant.core.units import is_share
+from descant.core.metric import is_share
 from descant.experiment.plots import spans_decades
 
 # Seven colours with a contrast of at least 3 to the background, distinguishable with any colour vision:

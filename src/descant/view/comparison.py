@@ -11,7 +11,7 @@ from rich.table import Table
 from descant.comparison import conclusions as words
 from descant.comparison.table import Column, cell, columns
 from descant.core.files import write_atomic
-from descant.core.units import is_share
+from descant.core.metric import is_share
 from descant.experiment.plots import png, tidy
 from descant.view.charts import DAY, VERDICTS, Look, look, prepare
 from descant.view.tables import table

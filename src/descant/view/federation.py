@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from descant.core.units import duration, figure, size, times
+from descant.core.metric import figure
+from descant.core.units import duration, size, times
 from descant.view.display import JOBS, Display, line, listed
 from descant.view.outcome import worth
 

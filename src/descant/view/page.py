@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from descant.core.units import figure, is_share, times
+from descant.core.metric import figure, is_share
+from descant.core.units import times
 from descant.view import charts
 from descant.view.charts import VERDICTS, Verdict
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich import progress as bars
 from rich.console import Console
 
-from descant.core.units import duration, figure, times
+from descant.core.metric import figure
+from descant.core.units import duration, times
 from descant.experiment.directory import resume_command
 
 if TYPE_CHECKING:

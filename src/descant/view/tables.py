@@ -10,8 +10,9 @@ from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from descant.core.metric import figure
 from descant.core.stopwatch import PARTS, Stopwatch
-from descant.core.units import duration, figure, size, times
+from descant.core.units import duration, size, times
 
 SPREAD = {"mean": "mean", "weighted": "weighted", "std": "std", "worst_decile": "worst 10%"}
 BAR = 24  # characters of a share of 100 %
