@@ -14,7 +14,7 @@ import pytest
 
 from cli_helpers import COMMAND, ENVIRONMENT, finish, start
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def settings(**changes: object) -> list[str]:

@@ -44,6 +44,7 @@ def test_digits_are_those_of_scikit_learn():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("model", ["mclr", "dnn"])
 def test_the_first_round_does_not_wait_for_what_it_does_not_need(tmp_path, model):
     text = PROGRAM.format(slow=SLOW, model=model, out=str(tmp_path / "run"))

@@ -26,7 +26,7 @@ from descant.experiment.run import Setup
 from federation_processes import Federation, Process, cleaned
 from helpers import assert_same
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 NAMES = ("0", "1", "2")
 EXPERIMENT = """

@@ -40,7 +40,7 @@ from descant.deploy.transport.flower_client import FlowerClient
 from descant.deploy.transport.flower_server import FlowerServer, open_server
 from descant.errors import DescantError, UsageError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 NAMES = ("north", "south")
 # the package that these tests see is the one that is run, installed or not

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+pytestmark = [pytest.mark.slow, pytest.mark.alone,
+              pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 PROGRAM = """
 import json, multiprocessing, sys

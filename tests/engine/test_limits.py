@@ -222,6 +222,7 @@ print(run.setup.train.backend)
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a file system")
 def test_a_dev_shm_of_64_kilobytes_is_enough() -> None:
     """As in a container that was given next to none: buffers of 3 x 80 kB do not go there."""

@@ -40,7 +40,12 @@ from descant.engine.settings import Train
 from descant.engine.work import Job, to_score
 from helpers import Engine, assert_same, engine, make_work, ragged
 
-slow = pytest.mark.slow
+
+
+def slow(test: Any) -> Any:
+    return pytest.mark.slow(pytest.mark.alone(test))
+
+
 FEDERATION = dataclasses.replace(ragged((9, 5, 1, 7, 3, 4, 6)), unseen=2)
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from descant.experiment.directory import read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 KILLS = 10
 EXPERIMENT = """

@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from descant.core.algorithm import Algorithm, ClientData, Message, Round
 from descant.core.fields import hyper
 from descant.core.ranges import Log
 from descant.core.task import Task
-from descant.core.tree import Tree, map_tree, repeat
+from descant.core.tree import Tree, map_tree, stack
 from descant.core.vector import Model
 from descant.priors.quadratic import Gaussian
 from descant.priors.solve import SGD, Solver, solve
@@ -32,16 +30,18 @@ class FedAMP(Algorithm):
     solver: Solver = hyper(SGD(lr=0.05), "local optimizer")
 
     def init_server(self, task: Task, model: Model, round: Round) -> Tree:
-        return map_tree(torch.clone, repeat(model, round.population))  # [population, ...] all w_j
+        return stack([model] * round.population)  # the last w_j of all clients
 
     def init_client(self, task: Task, model: Model) -> Model:
         return model
 
     def broadcast(self, server: Model, round: Round) -> Message:
-        xi = torch.cdist(server.theta[round.cohort], server.theta).square().div(-self.sigma).exp()
-        xi = (self.alpha / self.sigma * xi).scatter(1, round.cohort[:, None], 0.0)
-        xi = xi.scatter(1, round.cohort[:, None], 1 - xi.sum(1, keepdim=True))
-        return Message(each=map_tree(lambda models: xi @ models, server))
+        def mean(i: int) -> Tree:  # one after the other: to the last bit the same in any cohort
+            squares = (server.theta - server.theta[i]).square().sum(1)
+            xi = self.alpha / self.sigma * (-squares / self.sigma).exp()
+            xi[i] += 1 - xi.sum()
+            return map_tree(lambda w: xi @ w, server)
+        return Message(each=stack([mean(i) for i in round.cohort.tolist()]))
 
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Model, Model]:
         w_i = solve(task, message.each, data, self.solver, Gaussian(message.each.theta, self.lam))
