@@ -630,12 +630,12 @@ def test_every_numeric_field_refuses_what_is_out_of_range(name: str) -> None:
                 method(**{field.name: "nonsense"})
             continue
         bounds = field.metadata["bounds"]
-        assert "low" in bounds or "above" in bounds, f"{field.name} has no lower bound"
-        lowest = bounds.get("low", bounds.get("above"))
+        assert "ge" in bounds or "gt" in bounds, f"{field.name} has no lower bound"
+        lowest = bounds.get("ge", bounds.get("gt"))
         wrong: list[Any] = [lowest - 1, math.nan, math.inf, "1", True]
         if field.metadata["derived"] is None:
             wrong.append(None)
-        if "above" in bounds:
+        if "gt" in bounds:
             wrong.append(lowest)
         for value in wrong:
             with pytest.raises(UsageError, match=f"{name}.{field.name}"):

@@ -195,8 +195,8 @@ def test_clients_too_small_for_a_test_row_are_dropped_and_reported() -> None:
     fed = Federation.from_arrays(np.arange(7.0)[:, None], np.zeros(7), client)
     assert fed.names == ("b", "c")
     assert fed.notes == ("client 'a' dropped: 1 row", "client 'd' dropped: 1 row",
-                         "clients 'b' (2) and 'c' (3) have fewer than 5 rows: what is measured there is "
-                         "chance")
+                         "clients 'b' (2) and 'c' (3) have fewer than 5 rows: scores measured there are "
+                         "mostly noise")
     assert (fed.test.sizes > 0).all()
     alone = split_rows(np.array([3, 4, 5]), None, 0, 2, 0.25, 0.2)  # client c is still number 2
     assert np.array_equal(fed.test[1], alone[2])

@@ -41,7 +41,6 @@ from descant.engine.work import Job, to_score
 from helpers import Engine, assert_same, engine, make_work, ragged
 
 
-
 def slow(test: Any) -> Any:
     return pytest.mark.slow(pytest.mark.alone(test))
 

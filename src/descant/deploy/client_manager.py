@@ -179,7 +179,7 @@ class ClientManager:
 
     def newcomers(self) -> dict[int, ConnectedClient]:
         """The connected clients that are not part of the federation, by address."""
-        self.connected()
+        self._greet()  # the server may be about to end: one that has just come is served too
         return {address: client for address, client in self._connected.items()
                 if client.name not in self.names}
 
