@@ -297,7 +297,7 @@ def two_groups(spread: tuple[float, float] = (1.0, 1.0)) -> Federation:
 def test_every_group_has_the_optimum_of_its_members(name: str) -> None:
     """With H = I a round is the same affine map of w and a_i for all members, so that the mean of a group
     comes to rest at the mean of its members' optima: the minimiser of sum_i ||w - a_i||^2."""
-    method = written(name, 'groups = { name = "kmeans", K = 2 }')
+    method = written(name, 'groups = { name = "kmeans", K = 2, starts = 1 }')
     with engine(method, two_groups(), "quadratic", **FULL | {"chunk": 6, "local": {"steps": 8}}) as e:
         [*_, report] = e.play(60)
         clusters = report.info["clusters"].tolist()

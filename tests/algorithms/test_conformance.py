@@ -100,7 +100,10 @@ COMPOSED = {
     "pfedbred groups": """name = "pfedbred"\nK = 2\nweight_decay = 0.1\ngroups = { K = "auto", mu = 1e4 }""",
 }
 VARIANTS |= {name: parse_algorithm(tomllib.loads(text)) for name, text in COMPOSED.items()}
-every_method = pytest.mark.parametrize("method", VARIANTS)
+every_variant = pytest.mark.parametrize("method", VARIANTS)
+# what the engine does with a method depends little on its fields: with other fields than its own it is slow
+every_method = pytest.mark.parametrize("method", [
+    name if name in ALGORITHMS else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS])
 registered = pytest.mark.parametrize("method", ALGORITHMS)  # where the fields of a method make no difference
 FEDERATION = ragged()
 POPULATION = len(SIZES)
@@ -253,7 +256,7 @@ def test_the_order_of_a_cohort_changes_nothing(method: str, chunk: int) -> None:
             assert_same(found.values, tree.take(expected.values, order))
 
 
-@every_method
+@every_variant
 def test_client_work_does_not_depend_on_who_else_works(method: str) -> None:
     with engine(VARIANTS[method], FEDERATION, "mclr") as e:
         e.play(1)
@@ -269,7 +272,7 @@ def test_client_work_does_not_depend_on_who_else_works(method: str) -> None:
 # -- purity ------------------------------------------------------------------------------------------------
 
 
-@every_method
+@every_variant
 def test_functions_do_not_change_what_they_are_given(method: str) -> None:
     algorithm = VARIANTS[method]
     work = make_work(algorithm, FEDERATION, MODELS["batchnorm+dropout"]())
@@ -319,7 +322,7 @@ def test_functions_do_not_change_what_they_are_given(method: str) -> None:
     assert_same(stacked, before)
 
 
-@every_method
+@every_variant
 def test_states_messages_and_uploads_are_trees_of_tensors(method: str) -> None:
     algorithm = VARIANTS[method]
     with engine(algorithm, FEDERATION, "mclr") as e:
@@ -456,7 +459,7 @@ def test_gradient_steps_of_a_pass_over_more_than_one_block_of_rows() -> None:
             assert e.play(1)[0].grad_steps == 2 * 2 + 150 + 1
 
 
-@every_method
+@every_variant
 def test_bytes_are_those_of_the_tensors(method: str) -> None:
     """Down: the message, to each of 4 clients; up: the uploads of the 4. Statistics travel too."""
     algorithm, dtype = VARIANTS[method], "float64" if method in ("fedavg", "ditto") else "float32"
@@ -671,7 +674,7 @@ def test_every_method_can_be_tuned(name: str) -> None:
         fields.replaced(method, {field: getattr(searched, end) for field, searched in ranges.items()})
 
 
-@every_method
+@every_variant
 def test_a_method_survives_its_table(method: str) -> None:
     """What is written to config.toml makes the same method again."""
     assert parse_algorithm(fields.dump(VARIANTS[method])) == VARIANTS[method]

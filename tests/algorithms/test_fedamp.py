@@ -48,12 +48,12 @@ def test_it_comes_to_rest_at_its_fixed_point() -> None:
     """w_i = (H_i + lam)^-1 (H_i a_i + lam u_i), u = xi(w) w: one round with exact solves leaves it there."""
     lam = 1.0
     method = FedAMP(alpha=0.4, sigma=4.0, lam=lam, solver=SGD(lr=0.6))
-    with engine(method, FEDERATION, "quadratic", local={"steps": 40}, **FULL) as e:
-        e.play(150)  # each shrinks the error by lam / (lam + 0.2) = 0.83: 0.83^150 = 1e-12
+    with engine(method, FEDERATION, "quadratic", local={"steps": 15}, **FULL) as e:
+        e.play(100)  # each shrinks the error by lam / (lam + 0.2) = 0.83: 0.83^100 = 1e-8
         w = e.server.theta
         u = attention(w, 0.4, 4.0) @ w
         expected = torch.linalg.solve(H + lam * I, torch.einsum("ijk,ik->ij", H, A) + lam * u)
-        torch.testing.assert_close(w, expected, rtol=0, atol=1e-9)
+        torch.testing.assert_close(w, expected, rtol=0, atol=1e-6)
         torch.testing.assert_close(e.personal().theta, w, rtol=0, atol=0)
         assert (w - A).abs().max() > 0.05
         assert e.model is None

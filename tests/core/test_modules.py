@@ -112,7 +112,7 @@ def compare(name: str, method: str, backend: str, **train: Any) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("backend", ["loop", "vectorised"])
+@pytest.mark.parametrize("backend", [pytest.param("loop", marks=pytest.mark.slow), "vectorised"])
 def test_what_is_trained_is_what_plain_pytorch_trains(name: str, method: str, backend: str) -> None:
     compare(name, method, backend)
 

@@ -578,6 +578,7 @@ def test_too_few_groups_are_told_as_such() -> None:
         Iid().deal(samples, 4, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", [Dirichlet(0.5), Shards()], ids=lambda p: p.name)
 def test_a_hundred_thousand_clients(partition: Partition) -> None:
     labels = torch.from_numpy(np.random.default_rng(0).integers(10, size=1_000_000))

@@ -329,7 +329,9 @@ class Killed(KeyboardInterrupt):
     pass
 
 
-@pytest.mark.parametrize("at", [("answered", "local", 5), ("answered", "score", 2), ("asked", "local", 2)])
+@pytest.mark.parametrize("at", [
+    ("answered", "local", 5), *(pytest.param(at, marks=pytest.mark.slow)
+                                for at in (("answered", "score", 2), ("asked", "local", 2)))])
 @pytest.mark.parametrize("method", STATEFUL)
 def test_a_server_that_is_killed_continues(method: str, at: tuple[str, str, int], tmp_path: Path) -> None:
     """In the middle of a round, of an evaluation (states are made, and nothing is committed), between."""

@@ -58,6 +58,7 @@ def without_clock(rows: list[dict]) -> list[dict]:
     return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pfedme", "fedavg"])  # with and without client states
 def test_crash_at_every_step_of_writing(tmp_path, method):
     with pytest.MonkeyPatch.context() as patch:
