@@ -634,7 +634,7 @@ def test_files_of_all_kinds(make: Any, dtype: str, tmp_path: Path) -> None:
     about = read_manifest(place)
     module = run.personal_model(0)
     whole = OnRows(module, about).eval()
-    rows = whole.undone(run.setup.federation.x[:7]).to(about.input.torch_dtype)
+    rows = whole.inverse(run.setup.federation.x[:7]).to(about.input.torch_dtype())
     program = torch.export.load(str(place / "model.pt2")).module()
     session = runtime.InferenceSession(str(place / "model.onnx"))
     for n in (1, 7):
