@@ -22,6 +22,24 @@ matplotlib.use("Agg")
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--first", action="store_true", help="of every test, the first case alone")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--first"):
+        return
+    first: dict[str, pytest.Item] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            first.setdefault(item.nodeid.partition("[")[0], item)
+    others = [item for item in items if item not in set(first.values())]
+    config.hook.pytest_deselected(items=others)
+    items[:] = first.values()
+
+
 _blank = io.BytesIO()
 imsave(_blank, np.ones((1, 1, 3)), format="png")
 

@@ -53,6 +53,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
 # -- GlobalTrain ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @both_weights
 @pytest.mark.parametrize(("momentum", "ridge"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.3)])
 def test_globaltrain_reaches_the_pooled_minimiser(weights: Any, momentum: float, ridge: float) -> None:
@@ -111,6 +112,7 @@ def test_globaltrain_keeps_statistics_and_takes_one_gradient_a_batch() -> None:
 # -- the dichotomous strategy -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @both_weights
 def test_dichotomous_trains_its_models_on_separate_halves(weights: Any) -> None:
     """theta_i comes to the mean of rows 0, 2, ... of client i. With one step on a full batch, w takes

@@ -133,6 +133,7 @@ def test_with_a_cluster_for_each_client_nobody_shares() -> None:
         close(e.server.priors.mean.theta[e.server.cluster], expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("alpha", [1.0, 0.6])
 @pytest.mark.parametrize("lam", [2.0, LearnedVariance(epsilon=0.01), Adaptive(rounds=2, c=20.0)])
 def test_planted_clusters_are_found_and_then_each_is_a_pfedme(lam: Any, alpha: float) -> None:
@@ -215,6 +216,7 @@ def test_each_cluster_chooses_its_lambda_when_it_is_heard_of(k_rounds: int) -> N
 # -- who is where -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_client_moves_when_its_data_does() -> None:
     """With beta lam = 0.9 and 8 local rounds the upload is nearly the client's optimum; client 0 was of group
     0 and now has the data of group 1."""
@@ -233,6 +235,7 @@ def test_a_client_moves_when_its_data_does() -> None:
         assert report.info["moved"] == 0
 
 
+@pytest.mark.thorough
 def test_the_names_of_clusters_do_not_matter() -> None:
     """k-means++ numbers clusters by their first members. A server whose clusters are called otherwise goes on
     with its own names: with alpha < 1, w_k is mixed with the uploads of its own members."""
@@ -382,6 +385,7 @@ def test_clusters_can_be_made_later() -> None:
         close(e.server.priors.pull[1], 1.0 - 2e-4 + V / 8)  # one gradient step of size 1 from s = 1, c = 1
 
 
+@pytest.mark.thorough
 def test_newcomers_take_the_model_that_fits_them() -> None:
     """Each client, as a newcomer, finds its group's model, and its work from there is that of `local`."""
     for K, backend in ((3, "loop"), ("auto", "vectorised")):
@@ -542,6 +546,7 @@ def test_heur_finds_the_planted_number_of_clusters() -> None:
         assert all("choice" not in report.info and report.info["K"] == 3 for report in others)
 
 
+@pytest.mark.thorough
 def test_heur_in_a_later_round_and_with_few() -> None:
     with engine(CGPFL(K="auto", mu=0.2, k_rounds=2, beta=0.3, **EXACT), PLANTED, "quadratic",
                 **settings()) as e:
@@ -592,6 +597,7 @@ def test_unstable_steps_are_cautioned_against() -> None:
 CLUSTERED = descant.federation("logistic", clients=18, clusters=3, separation=3.0, rows=24)
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_the_clusters_of_a_run_are_drawn(tmp_path: Path) -> None:
     """With and without a choice of K, few and many clusters, clients that come late; from the files."""

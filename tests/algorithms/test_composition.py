@@ -171,6 +171,7 @@ def test_learned_variance_with_the_means_of_mh() -> None:
         torch.testing.assert_close(e.server.pull, expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.thorough
 def test_every_cluster_learns_a_variance_of_its_own() -> None:
     """Two groups, one whose members differ in the first coordinate only, one in the last only: k-means finds
     them, and the s of each cluster is large where its own members differ and least where they agree."""
@@ -293,6 +294,7 @@ def two_groups(spread: tuple[float, float] = (1.0, 1.0)) -> Federation:
     return federation
 
 
+@pytest.mark.thorough
 @with_a_mean
 def test_every_group_has_the_optimum_of_its_members(name: str) -> None:
     """With H = I a round is the same affine map of w and a_i for all members, so that the mean of a group

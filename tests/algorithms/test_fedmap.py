@@ -90,6 +90,7 @@ def test_one_stage_fedprox_with_lam_1_over_sigma2() -> None:
             close(e.personal().theta, f.personal().theta, 1e-14)
 
 
+@pytest.mark.thorough
 def test_the_fixed_point() -> None:
     """w_g = (sum p A_i)^-1 sum p A_i a_i, and theta_i = A_i a_i + (I - A_i) w_g: as one-stage FedProx's, also
     when local work is inexact, because theta_i goes on. With lam = 0.25 the eigenvalues of A_i are at least
@@ -168,6 +169,7 @@ def test_a_narrow_prior_is_a_step_of_fedsgd() -> None:
         close((W0 - e.model.theta) / sigma2, gradient, 1e-4 * float(gradient.norm()))
 
 
+@pytest.mark.thorough
 def test_the_sum_of_the_likelihood_is_a_weaker_prior() -> None:
     """Eq. 2 is N_k L_k + R: the minimiser of L_k + R / N_k, one precision for each client. The upload and
     what newcomers do follow it."""
@@ -238,6 +240,7 @@ THEOREM: dict[str, tuple[Any, Tree]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("case", "likelihood"), [*((case, "mean") for case in THEOREM), ("learned", "sum"),
                                                   ("input_convex", "sum")])
 def test_the_server_steps_down_the_gradient_of_m(case: str, likelihood: Any) -> None:
@@ -278,6 +281,7 @@ def test_the_envelope_of_quadratics() -> None:
     close(found.thetas, local_solutions(W0, lam), 1e-13)
 
 
+@pytest.mark.thorough
 def test_the_envelope_of_a_network_s_losses() -> None:
     """Losses that are not quadratic (logistic regression), where Newton's method takes several steps: the
     local gradient vanishes at theta_k, and M's gradient is that of finite differences."""
@@ -304,6 +308,7 @@ def test_the_gaussian_prior_as_a_function_is_the_gaussian_prior() -> None:
     assert_same(results[0], results[1], 1e-13)
 
 
+@pytest.mark.thorough
 def test_rounds_with_any_prior_reach_the_minimiser_of_m() -> None:
     """Gradient descent on M ends where its gradient vanishes."""
     with engine(FedMAP(Robust(), SGD(lr=0.5), weights="samples", server_lr=2.0), FEDERATION, "quadratic",
@@ -319,6 +324,7 @@ def test_rounds_with_any_prior_reach_the_minimiser_of_m() -> None:
 # -- learned variance --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_stationary_point_of_mean_and_variance() -> None:
     """For fixed theta_k (sigma2 -> inf leaves them at a_k), sum_k w_k R is least where
         s (s + c)^2 = V / (4 epsilon),  V = sum_k w_k (theta_k - mu)^2,
@@ -340,6 +346,7 @@ def test_the_stationary_point_of_mean_and_variance() -> None:
         assert flat(envelope(losses, prior, MeanAndVariance(mu, s), COUNTS).grad).abs().max() < 1e-8
 
 
+@pytest.mark.thorough
 def test_gradient_steps_reach_the_same_stationary_point() -> None:
     exact = FedMAP(LearnedVariance(epsilon=0.1), SGD(lr=0.8), weights="samples")
     slow = dataclasses.replace(exact, prior=LearnedVariance(epsilon=0.1, lr=2.0), server_lr=1.0)
@@ -602,6 +609,7 @@ def test_a4_the_prior_finds_what_the_lines_share(seed: int) -> None:
     assert line_errors(theta).mean() < line_errors(ditto).mean()
 
 
+@pytest.mark.thorough
 def test_a4_by_rounds() -> None:
     """The same minimum, by the method itself. The narrowest direction of client 5 has curvature 0.1 under 36:
     the clients use momentum, and what is left after 40 steps the warm start makes good."""

@@ -108,6 +108,7 @@ def test_fedprox(weights: Any, solver: Any) -> None:
     assert (expected - balance(WEIGHTS[weights], I - power(I - 0.5 * H, steps))).norm() > 1e-3  # not FedAvg's
 
 
+@pytest.mark.thorough
 @both_weights
 @pytest.mark.parametrize("solver", [SGD(lr=0.6), Proximal(lr=0.6)])
 def test_ditto(weights: Any, solver: Any) -> None:
@@ -152,6 +153,7 @@ def test_one_round_of_pfedme_is_a_gradient_step_on_the_moreau_envelopes(weights:
         close(e.model.theta, w0 - eta * LAM * torch.einsum("i,ijk,ik->j", p, ENVELOPE, w0 - A), 1e-11)
 
 
+@pytest.mark.thorough
 @both_weights
 def test_pfedme_minimises_the_average_of_the_envelopes(weights: Any) -> None:
     """sum_i p_i A_i (w - a_i) = 0, and theta_i = prox_i(w) = A_i a_i + (I - A_i) w. A round contracts by
@@ -165,6 +167,7 @@ def test_pfedme_minimises_the_average_of_the_envelopes(weights: Any) -> None:
         close(e.personal().theta, theta, 1e-6)
 
 
+@pytest.mark.thorough
 def test_pfedme_with_several_local_rounds() -> None:
     """R local rounds with the exact proximal map contract w_i - a_i by (I - eta lam A_i)^R: as FedAvg, with
     M_i = I - (I - eta lam A_i)^R. That is not the minimiser of the envelopes any more."""
@@ -176,6 +179,7 @@ def test_pfedme_with_several_local_rounds() -> None:
     assert (balance(WEIGHTS["samples"], m) - balance(WEIGHTS["samples"], ENVELOPE)).norm() > 1e-2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold_reaches_the_optimum_that_fedavg_misses(option: Any) -> None:
     """At the minimiser x* of the (unweighted) average loss, c_i = grad f_i(x*) and c = 0 stay: y does not
@@ -192,6 +196,7 @@ def test_scaffold_reaches_the_optimum_that_fedavg_misses(option: Any) -> None:
         close(e.states(), torch.einsum("ijk,ik->ij", H, optimum - A), 1e-7)  # grad f_i at the optimum
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold_reaches_the_optimum_with_sampled_cohorts(option: Any) -> None:
     with engine(SCAFFOLD(eta_l=0.2, option=option), FEDERATION, "quadratic", **settings(4, cohort=2)) as e:
@@ -290,6 +295,7 @@ def test_fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss() -> N
             close(e.model.theta, w.detach(), 1e-13)
 
 
+@pytest.mark.thorough
 def test_the_starts_of_pfedme_coincide_with_one_local_round() -> None:
     for model in ("mclr", batchnorm_net()):
         found = [after(pFedMe(lam=2.0, start=start), ragged(), 3, model, local={"steps": 1})

@@ -85,6 +85,7 @@ def test_both_models_reach_the_closed_form(weights: Any, lam: Any, form: str) ->
         assert (solution(float(np.mean(OWN)), WEIGHTS[weights]).w_g - expected.w_g).norm() > 0.01
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("lam", "gamma"), [(0.7, 2.0), (OWN, 0.9), (OWN, 1.2)])
 def test_the_fixed_point_does_not_depend_on_gamma(lam: Any, gamma: float) -> None:
     expected = solution(lam, WEIGHTS["uniform"])
@@ -104,6 +105,7 @@ def test_without_pull_every_client_is_alone() -> None:
         close(e.model.theta, WEIGHTS["samples"] @ A, 1e-6)
 
 
+@pytest.mark.thorough
 def test_with_a_strong_pull_all_clients_agree_on_globaltrain() -> None:
     """lam -> inf: lam A_i -> H_i, so that w_g and all w_i are (sum_i H_i)^-1 sum_i H_i a_i + O(1 / lam): ten
     times the pull, a tenth of the distance. The same model that GlobalTrain's own run finds."""
@@ -323,6 +325,7 @@ def path(lam: float) -> Path:
 LAMS = (0.05, 0.5, 5.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lam", LAMS)
 def test_no_round_is_slower_than_theorem_2(lam: float) -> None:
     rate = moreau.rate(moreau.corollary_steps(lam, 1.0, 0.5).gamma, moreau.constants(lam, 1.0, 0.5).mu_g)
@@ -353,6 +356,7 @@ def test_a_stronger_pull_takes_more_rounds_and_fewer_local_steps() -> None:
 # -- with rules for lam -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gamma", [None, 0.9])
 def test_with_a_learned_variance_all_three_parts_agree(gamma: float | None) -> None:
     """At the fixed point lam is a vector, 1 / (s + c): w_i solves the client's problem with it, w_g is the
@@ -370,6 +374,7 @@ def test_with_a_learned_variance_all_three_parts_agree(gamma: float | None) -> N
     close(s * (s + 0.5) ** 2, V / (4 * 0.05), 1e-6)
 
 
+@pytest.mark.thorough
 def test_with_an_adaptive_lam_it_reaches_the_solution_for_the_lam_chosen() -> None:
     """Also of each client's own: objective (18) with the lam_i that the rule has found."""
     for per_client in (False, True):

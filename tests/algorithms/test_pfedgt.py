@@ -171,6 +171,7 @@ def test_without_personalization_nobody_leaves_the_global_minimiser(mu: float) -
         assert report.info["eps"]["most"] < 1e-28
 
 
+@pytest.mark.thorough
 def test_without_personalization_the_global_minimiser_is_reached_where_that_is_stable() -> None:
     """mu = 2: the spectral radius of best responses is below 0.71, 0.71^50 = 4e-8; G_i curves by [1.7, 1.8],
     an error of 0.029 a step."""
@@ -216,6 +217,7 @@ SOLVES: dict[str, tuple[pFedGT, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", SOLVES)
 def test_general_quadratics_reach_the_equilibrium(case: str) -> None:
     """The one linear solve, to 1e-6, with all clients or a sample of them. The residual of the game vanishes,
@@ -240,6 +242,7 @@ def test_general_quadratics_reach_the_equilibrium(case: str) -> None:
             assert e.model is None
 
 
+@pytest.mark.thorough
 def test_the_printed_lambda_comes_to_rest_at_another_point() -> None:
     """lam = 0.7 with 2 of 5: c is 1.75 times the mean message, whatever the rounds (all |S| alike), so that
     the rest point is the equilibrium of clients who hear 1.75 c."""
@@ -253,6 +256,7 @@ def test_the_printed_lambda_comes_to_rest_at_another_point() -> None:
         close(residual + 0.5 * 0.75 * states.c.mean(0), torch.zeros(M, D, dtype=torch.float64), 1e-6)
 
 
+@pytest.mark.thorough
 def test_tracking_is_exact_over_200_random_rounds() -> None:
     """c = mean_i c_i to 1e-10, with sampled cohorts of which some drop out, minibatches and noise; and a
     client whose uploads are never accepted."""

@@ -80,6 +80,7 @@ def test_show_lists_presets() -> None:
     assert "presets" not in call("show", "fedavg").out
 
 
+@pytest.mark.thorough
 def test_run_takes_a_preset(tmp_path: Path) -> None:
     code, _, err = call("run", "--set", "algorithm.preset=paper", "--set", "train.rounds=1", "--set",
                         "train.backend=loop", "--out", tmp_path / "run")

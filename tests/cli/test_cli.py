@@ -156,6 +156,7 @@ def test_show_of_an_unknown_name_gives_the_nearest():
 # -- run -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_run_leaves_its_files(finished):
     out, result = finished
@@ -199,6 +200,7 @@ def test_piped_progress_is_plain(finished):
     assert re.findall(line, text, re.M) == ["2", "4"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["vectorised", "processes"])
 def test_a_profile_says_where_the_time_went(tmp_path, backend):
     code, text, err = call("run", *settings(train__backend=backend, train__workers=1), "--out",

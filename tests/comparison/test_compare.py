@@ -42,6 +42,8 @@ from descant.experiment.config import Experiment, read_toml
 from descant.priors.solve import SGD
 from descant.view.comparison import draw_comparison, show_comparison
 
+pytestmark = pytest.mark.thorough
+
 TOML = """
 [data]
 dataset = "digits"

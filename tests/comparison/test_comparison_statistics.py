@@ -40,6 +40,7 @@ def assert_covers(world: Any, comparisons: int) -> None:
     assert all(0.93 - slack <= share <= 0.97 + slack for share in defined.values()), defined
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("on", [("seeds", "splits", "clients", "rows"), ("rows",), ("seeds",), ("clients",)])
 def test_intervals_hold_the_truth(on: tuple[str, ...]) -> None:
     assert_covers(SIMULATION.switched(SIMULATION.World(), on), QUICK)

@@ -43,6 +43,8 @@ from descant.experiment.config import Experiment
 from descant.priors.precision import Adaptive, LearnedVariance
 from descant.priors.solve import SGD, Adam
 
+pytestmark = pytest.mark.thorough
+
 pytest.importorskip("optuna")
 
 BAD = FedAvg(SGD(lr=0.001))  # far too small for so few steps

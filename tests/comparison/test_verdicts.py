@@ -30,7 +30,8 @@ from descant.comparison.plan import Plan, PlannedRun
 from descant.core.metric import METRICS
 from descant.view.comparison import draw_comparison
 
-pytestmark = pytest.mark.filterwarnings("ignore:round .*diverge")  # what some of the runs are there for
+pytestmark = [pytest.mark.filterwarnings("ignore:round .*diverge"),  # what some of the runs are there for
+              pytest.mark.thorough]
 
 
 class Silent:

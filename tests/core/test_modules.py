@@ -278,6 +278,7 @@ def test_scoring_changes_nothing() -> None:
             assert_same(e.states(), states, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:the clients are run one by one")
 def test_a_run_s_personal_model_predicts_what_was_scored() -> None:
     for name in ("norm with relu", "mean in a buffer", "spectral norm"):

@@ -767,6 +767,7 @@ def test_streams_differ_in_every_part_of_their_name() -> None:
     assert all(0 <= key < 2**63 for key in keys)
 
 
+@pytest.mark.thorough
 def test_uniform_numbers_are_uniform() -> None:
     """Kolmogorov-Smirnov against U[0, 1): neighbours in a stream, and the first of many streams."""
     along = random.uniform(torch.tensor(random.key(0, "test")), (20_000,), DOUBLE)

@@ -33,6 +33,8 @@ from descant.view import federation_client
 from descant.view.federation import ServerDisplay
 from descant.view.federation_client import ClientDisplay
 
+pytestmark = pytest.mark.thorough
+
 NAMES = ("north", "south")
 TOML = """
 [data]

@@ -40,6 +40,8 @@ from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
 from helpers import assert_same
 
+pytestmark = pytest.mark.thorough
+
 CLIENTS = 4
 DATA = {str(k): f"digits:{k}" for k in range(CLIENTS)}
 

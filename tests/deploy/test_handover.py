@@ -43,6 +43,8 @@ from descant.experiment.run import Run, Setup
 from descant.models import DNN
 from helpers import batchnorm_net, quadratics, ragged
 
+pytestmark = pytest.mark.thorough
+
 SCHEMA = {"target": "ill", "classes": ["no", "yes"],
           "columns": {"age": "number", "sex": ["f", "m"], "lab": "number", "note": "ignore"}}
 HEADER = "lab,age,sex,note,ill"

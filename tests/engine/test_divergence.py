@@ -223,6 +223,7 @@ def test_a_sound_run_says_nothing() -> None:
 QUICK = ("--set", "train.rounds=4", "--set", "eval.every=2", "--set", "train.backend=vectorised")
 
 
+@pytest.mark.thorough
 def test_the_command_line_fails_and_keeps_the_directory(tmp_path: Path) -> None:
     """A loss of 5e19 in every round used to end with exit code 0 and `diverged: 0`."""
     out = tmp_path / "run"

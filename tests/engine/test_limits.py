@@ -24,6 +24,8 @@ from descant.experiment import directory as layout
 from descant.experiment.run import Run
 from helpers import MODELS, assert_same, engine, make_work, ragged
 
+pytestmark = pytest.mark.thorough
+
 FEDERATION = ragged()
 LIMITED = "there can be no worker processes"
 TWO_WORKERS: dict[str, Any] = {"backend": "processes", "chunk": 2, "workers": 2}

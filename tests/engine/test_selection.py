@@ -23,6 +23,8 @@ from descant.experiment.config import Experiment
 from descant.experiment.run import Run, Setup
 from descant.models import make_task
 
+pytestmark = pytest.mark.thorough
+
 
 def of_labels(*clients: Any, classes: int = 2) -> Federation:
     """Clients with these labels, all for training but for a fifth."""

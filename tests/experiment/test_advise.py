@@ -26,6 +26,8 @@ from descant.theory.estimate import Estimates, Heterogeneity, survey
 from descant.theory.moreau import corollary_steps, predicted_gradients, predicted_rounds
 from descant.view import advice as report
 
+pytestmark = pytest.mark.thorough
+
 LOGISTIC = """
 [data]
 dataset = "logistic"

@@ -83,6 +83,7 @@ def test_crash_at_every_step_of_writing(tmp_path, method):
         assert rows == (tmp_path / "whole" / "clients.csv").read_text().splitlines()
 
 
+@pytest.mark.thorough
 def test_the_best_round_is_kept_when_later_rounds_are_worse(tmp_path):
     """Its models are those of that round, also after a resume."""
     federation = descant.federation("digits", partition="classes", clients=6, classes_per_client=3)

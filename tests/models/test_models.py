@@ -211,6 +211,7 @@ def test_gradients_are_those_of_the_module_itself(name: str) -> None:
     assert_same(task.layout.flatten(module, torch.float64).stats, found.stats, 1e-10)
 
 
+@pytest.mark.thorough
 def test_lstm_in_processes_is_the_loop() -> None:
     found = []
     for settings in ({"backend": "loop"}, {"backend": "processes", "workers": 2, "chunk": 2}):

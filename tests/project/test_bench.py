@@ -26,6 +26,8 @@ from benchmarks.speed.table import show_summary
 from descant.errors import DescantError, UsageError
 from descant.models import DNN
 
+pytestmark = pytest.mark.thorough
+
 SMALL = {"mclr": "mclr", "dnn": DNN(hidden=7), "cnn2": "cnn2"}
 
 

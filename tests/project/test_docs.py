@@ -23,6 +23,7 @@ def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("k", range(2))
 def test_the_python_of_the_readme_runs(k, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)

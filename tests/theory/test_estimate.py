@@ -250,6 +250,7 @@ def test_r_is_never_imaginary() -> None:
     assert exact.R_max > exact.R
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("dataset", "fields", "model", "ridge"), [
     ("quadratics", {"dim": 6, "rows": 20, "noise": 3.0, "spread": 0.5}, "quadratic", 0.0),
     ("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.1}, "mclr", 1 / 200),

@@ -26,7 +26,7 @@ from descant.view.data_picture import COLUMNS, draw_federation
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "data.md"
 
-pytestmark = pytest.mark.pictures
+pytestmark = [pytest.mark.pictures, pytest.mark.thorough]
 
 
 @pytest.fixture(autouse=True)
