@@ -135,7 +135,7 @@ def test_a_client_that_is_killed_or_frozen(how: signal.Signals, tmp_path: Path) 
     wait_for_round(out, 2)
     clients["1"].signal(how)
     gone = wait_until(lambda refused: {*refused} == {"1"}, out)
-    assert re.search(r"no answer within|not connected", rows(out)[gone - 1]["rejections"]["1"])
+    assert re.search(r"no reply within|not connected", rows(out)[gone - 1]["rejections"]["1"])
     if how == signal.SIGKILL:
         clients["1"].process.wait()
         clients["1"] = federation.client("1")
