@@ -71,17 +71,16 @@ def main(
     chosen = [mutation for mutation in MUTATIONS if only in mutation.file]
     for mutation in chosen:  # before an hour is spent: all of them must fit the code
         mutated((ROOT / "src" / "descant" / mutation.file).read_text(encoding="utf-8"), mutation)
+    survivors = 0
     with ThreadPoolExecutor(jobs) as pool:
-        verdicts = [*track(pool.map(judge, chosen), "mutations", total=len(chosen), console=console)]
-    survivors = [verdict.mutation for verdict in verdicts if not verdict.caught]
-    lines = [f"caught    {mutation.file}: {mutation.why}  ({by})"
-             for mutation, caught, by in verdicts if caught]
-    lines += [f"SURVIVED  {mutation.file}: {mutation.why}\n          {mutation.old!r} -> {mutation.new!r}"
-              for mutation in survivors]
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutations caught")
-    raise SystemExit(len(survivors))
+        verdicts = track(pool.map(judge, chosen), "mutations", total=len(chosen), console=console)
+        for mutation, caught, by in verdicts:
+            survivors += not caught
+            found = f"caught by {by}" if caught else f"SURVIVED: {mutation.old!r} -> {mutation.new!r}"
+            console.print(f"{mutation.file}: {mutation.why}: {found}", soft_wrap=True, markup=False,
+                          highlight=False)
+    console.print(f"{len(chosen) - survivors} of {len(chosen)} mutations caught")
+    raise SystemExit(survivors)
 
 
 if __name__ == "__main__":
