@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
 from descant.core.splits import Table
 from descant.core.tree import Tree, leaves, map_tree
+from descant.data.cache import data_dir
 from descant.engine.backends.base import Backend
 from descant.engine.backends.choose import make_backend
 from descant.engine.evaluation import Evaluation, evaluate
@@ -44,6 +46,13 @@ def ragged(sizes: Sequence[int] = SIZES, *, shape: tuple[int, ...] = SHAPE, clas
     return Federation(torch.from_numpy(x), torch.from_numpy(y), Table.of(lists[:n]),
                       Table.of(lists[n : 2 * n]), Table.of(lists[2 * n :]), classes,
                       tuple(f"client{k}" for k in range(n)))
+
+
+def require_data(name: str) -> None:
+    """Without this prepared dataset, the test is skipped."""
+    path = data_dir() / f"{name}.npz"
+    if not path.exists():
+        pytest.skip(f"{path} is not there (set DESCANT_DATA to a directory with prepared datasets)")
 
 
 def quadratics(clients: int = 5, **fields: Any) -> Federation:

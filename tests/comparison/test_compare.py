@@ -41,6 +41,7 @@ from descant.experiment import run as runs
 from descant.experiment.config import Experiment, read_toml
 from descant.priors.solve import SGD
 from descant.view.comparison import draw_comparison, show_comparison
+from helpers import require_data
 
 pytestmark = pytest.mark.thorough
 
@@ -558,6 +559,7 @@ def test_the_metric_is_one_for_all_runs_and_stays(tables: dict[str, Any], tmp_pa
 
 
 def test_unbalanced_classes_are_told(tmp_path: Path) -> None:
+    require_data("heart_disease")
     tables = {"data": {"dataset": "heart_disease", "scale": "client", "impute": "client"},
               "algorithm": {"name": "fedavg"}, "train": {"rounds": 1, "backend": "vectorised"}}
     plan, _ = made(tables, tmp_path / "out", [0])

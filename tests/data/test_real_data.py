@@ -11,18 +11,16 @@ import torch
 
 import descant
 from descant.data import DATASETS
-from descant.data.cache import data_dir
 from descant.data.samples import Samples
 from descant.data.shakespeare import VOCABULARY
+from helpers import require_data
 
 _LOADED: dict[str, Samples] = {}
 
 
 def real(name: str) -> Samples:
     """A prepared dataset; without it, the test is skipped."""
-    path = data_dir() / f"{name}.npz"
-    if not path.exists():
-        pytest.skip(f"{path} is not there (set DESCANT_DATA to a directory with prepared datasets)")
+    require_data(name)
     if name not in _LOADED:
         start = time.perf_counter()
         _LOADED[name] = DATASETS[name]().load(1, 0)

@@ -22,6 +22,7 @@ from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run, Setup
 from descant.models import make_task
+from helpers import require_data
 
 pytestmark = pytest.mark.thorough
 
@@ -168,6 +169,7 @@ def test_rounds_are_selected_by_the_metric_that_decides() -> None:
 
 def test_a_run_from_before_there_was_a_choice_goes_on_by_accuracy(tmp_path: Path) -> None:
     """Its config names no metric; the rule of today would take another one for these data."""
+    require_data("heart_disease")
     tables = {"data": {"dataset": "heart_disease", "scale": "client", "impute": "client"},
               "algorithm": {"name": "fedavg"}, "train": {"rounds": 2, "backend": "vectorised"},
               "eval": {"every": 1}}
