@@ -624,3 +624,10 @@ def test_the_clusters_of_a_run_are_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "first.png").read_bytes().startswith(b"\x89PNG")
     descant.run(FedAvg(), federation=CLUSTERED, out=tmp_path / "other", rounds=1, backend="vectorised")
     assert not (tmp_path / "other" / "clusters.png").exists()
+
+
+def test_clusters_found_again_are_those_of_k_means_and_not_of_the_first_assignment() -> None:
+    """2 is nearer to the model 3 than to 0, but to the mean 1/2 of the first cluster than to 6."""
+    points, models = torch.tensor([[0.0], [1.0], [2.0], [10.0]]), torch.tensor([[0.0], [3.0]])
+    assert clustering.nearest(points, models).labels.tolist() == [0, 0, 1, 1]
+    assert clustering.recluster(points, models, None).labels.tolist() == [0, 0, 0, 1]

@@ -296,6 +296,25 @@ def test_fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss() -> N
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("start", ["theta", "w"])
+def test_where_the_inner_steps_of_pfedme_begin(start: Any) -> None:
+    """Two local rounds of one inner step each: theta_1 = w - alpha g(w), w_1 = w - eta lam (w - theta_1);
+    theta_2 begins at theta_1 or at w_1, with the gradient g(.) + lam (. - w_1)."""
+    lam, eta, alpha = 2.0, 0.1, 0.2
+    method = pFedMe(lam=lam, eta=eta, alpha=alpha, K=1, start=start)
+
+    def gradient(theta: Tensor) -> Tensor:
+        return torch.einsum("ijk,ik->ij", H, theta - A)
+
+    with engine(method, FEDERATION, "quadratic", **settings(2)) as e:
+        w = e.server.mean.theta.expand(5, -1)
+        theta = w - alpha * gradient(w)
+        w = w - eta * lam * (w - theta)
+        begin = {"theta": theta, "w": w}[start]
+        e.play()
+        close(e.personal().theta, begin - alpha * (gradient(begin) + lam * (begin - w)), 1e-12)
+
+
 def test_the_starts_of_pfedme_coincide_with_one_local_round() -> None:
     for model in ("mclr", batchnorm_net()):
         found = [after(pFedMe(lam=2.0, start=start), ragged(), 3, model, local={"steps": 1})

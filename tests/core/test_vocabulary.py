@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from descant.core import random, tree
 from descant.core.algorithm import Round, least_loss
 from descant.core.federation import Federation
 from descant.core.meter import metered
-from descant.core.task import BLOCK, Batch, FunctionTask, inputs
+from descant.core.task import BLOCK, Batch, FunctionTask, Gradient, inputs
 from descant.core.vector import Layout, Model
 from descant.engine.batches import ClientTensors, LocalWork, Plan, View, plan_chunk
 from descant.engine.store import ClientStore
@@ -29,7 +29,7 @@ from descant.errors import UsageError
 from descant.models.module import ModuleTask
 from descant.priors.belief import Tracked
 from descant.priors.quadratic import Flat, Gaussian, Quadratic
-from descant.priors.solve import SGD, Adam, Proximal, Solver
+from descant.priors.solve import SGD, Adam, Proximal, Solver, inner_solve
 from helpers import assert_same, finite_differences, ragged
 
 DOUBLE = torch.float64
@@ -1043,3 +1043,18 @@ def test_nobody_else_s_rows_are_in_a_client_s_batches() -> None:
 def test_local_work_is_steps_or_epochs(work: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         LocalWork(**work)
+
+
+def test_every_step_on_one_batch_draws_its_own_random_numbers() -> None:
+    keys = []
+
+    class Recording:
+        def grad(self, model: Model, batch: Batch) -> Gradient:
+            assert batch.key is not None
+            keys.append(int(batch.key))
+            return Gradient(torch.zeros(()), torch.zeros_like(model.theta), model.stats)
+
+    batch = Batch(torch.zeros(1, 2), torch.zeros(1), None, torch.tensor(7))
+    model = Model(torch.ones(2), torch.zeros(0))
+    inner_solve(cast(Any, Recording()), model, batch, SGD(lr=0.1), Flat(), 4)
+    assert len(set(keys)) == 4

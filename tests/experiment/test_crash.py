@@ -58,8 +58,9 @@ def without_clock(rows: list[dict]) -> list[dict]:
     return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["pfedme", "fedavg"])  # with and without client states
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", [  # with and without client states
+    pytest.param("pfedme", marks=pytest.mark.slow), "fedavg"])
 def test_crash_at_every_step_of_writing(tmp_path, method):
     with pytest.MonkeyPatch.context() as patch:
         steps = Crasher(patch, allowed=None)
