@@ -134,8 +134,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("engine/batches.py", "return map_tree(lambda a, b: torch.where(condition, a, b), new, old)", "return new",
              (*_VOCABULARY, *_CONFORMANCE), "clients go on after their last step"),
     Mutation("engine/evaluation.py", "pooled = work.task.figures(tallies.sum(0))",
-             "pooled = work.task.figures(tallies.mean(0))", ("tests/core/test_scores.py", *_RUNS, *_CONFORMANCE),
-             "the pooled figures are of an average client"),
+             "pooled = work.task.figures(tallies[0])", ("tests/engine/test_personal.py",),
+             "the pooled figures are of one client"),
     Mutation("engine/personal.py", "return \"adapt\" if is_newcomer else \"personalize\"", "return \"personalize\"",
              ("tests/engine/test_personal.py", *_RUNS), "newcomers are taken for participants"),
     Mutation("engine/store.py", "return np.asarray(self._last(clients) > 0)",
@@ -148,7 +148,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              "new.theta + beta * (new.theta - old.theta)", (*_VOCABULARY, *_METHODS), "interpolation from the new model"),
     # -- files -----------------------------------------------------------------------------------------
     Mutation("experiment/checkpoint.py", "if crc != f\"{_crc(tensors, text):08x}\":", "if False:",
-             ("tests/experiment/test_runs.py",), "damage to a checkpoint is not noticed"),
+             ("tests/cli/test_cli.py",),
+             "damage to a checkpoint is not noticed"),
     Mutation("experiment/checkpoint.py",
              "        write_atomic(self._directory / \"state.safetensors\", self._encode(self._state(), False))\n"
              "        (self._directory / \"journal.safetensors\").unlink(missing_ok=True)\n",

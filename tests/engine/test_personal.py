@@ -132,3 +132,15 @@ def test_a_fitted_task_is_another_one() -> None:
     assert isinstance(fitted, ModuleTask)
     assert [s.name for s in fitted.layout.statistics] == ["seen"]
     assert not task.layout.statistics
+
+
+def test_pooled_figures_are_those_of_all_test_rows() -> None:
+    federation = ragged()
+    with engine(FedAvg(), federation, "mclr", backend="vectorised", batch=4, local={"steps": 2}) as e:
+        e.play()
+        scores = e.score()
+        assert scores.shared is not None
+        assert scores.pooled is not None
+        sizes = torch.from_numpy(federation.test.sizes).double()
+        losses = scores.shared.test[:, 0].nan_to_num()  # client 1 has no test rows
+        torch.testing.assert_close(scores.pooled[0], (sizes * losses).sum() / sizes.sum())

@@ -60,7 +60,7 @@ def without_clock(rows: list[dict]) -> list[dict]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", [  # with and without client states
-    pytest.param("pfedme", marks=pytest.mark.slow), "fedavg"])
+    "pfedme", pytest.param("fedavg", marks=pytest.mark.slow)])
 def test_crash_at_every_step_of_writing(tmp_path, method):
     with pytest.MonkeyPatch.context() as patch:
         steps = Crasher(patch, allowed=None)
