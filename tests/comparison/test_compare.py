@@ -18,12 +18,8 @@ from rich.console import Console
 from descant.algorithms import CGPFL, Ditto, FedAvg, LocalTrain, pFedBreD, pFedMe
 from descant.cli import main
 from descant.comparison import (
-    conclusions as words,
-)
-from descant.comparison import (
-    execute as carry_out,
-)
-from descant.comparison import (
+    conclusions,
+    execute,
     finished,
     methods,
     outlook,
@@ -111,20 +107,20 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         def shutdown(self, *args: Any, **kwargs: Any) -> None: ...
 
         def submit(self, play: Any, job: Any) -> Any:
-            future: Any = carry_out.concurrent.futures.Future()
+            future: Any = execute.concurrent.futures.Future()
             try:
                 future.set_result(play(job))
             except Exception as error:
                 future.set_exception(error)
             return future
 
-    monkeypatch.setattr(carry_out.concurrent.futures, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(execute.concurrent.futures, "ProcessPoolExecutor", Pool)
     return Seen()
 
 
 def done(plan: planning.Plan, seen: Seen, labels: list[str] | None = None, seeds: list[int] | None = None
          ) -> results.Results:
-    assert carry_out.execute(plan, plan.runs(labels, seeds), 1, seen) == []
+    assert execute.execute(plan, plan.runs(labels, seeds), 1, seen) == []
     return results.read(plan)
 
 
@@ -269,7 +265,7 @@ def test_an_opening_does_not_spoil_the_budget(tables: dict[str, Any], tmp_path: 
 def test_a_method_that_diverges_at_once_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path,
                                                                  seen: Seen) -> None:
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto:solver.lr=1e38", baselines=False)
-    [(run, why)] = carry_out.execute(plan, plan.runs(), 1, seen)
+    [(run, why)] = execute.execute(plan, plan.runs(), 1, seen)
     assert run.label == "ditto"
     assert "diverges" in why
     assert seen.done == ["fedavg, seed 0"]
@@ -363,7 +359,7 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
     show_comparison(console, found)
     text = console.export_text()
     assert f"{personal.mean:.4f} " in text
-    assert words.answer(found)[0] in text
+    assert conclusions.answer(found)[0] in text
     narrow = Console(width=80, record=True, force_terminal=True)
     show_comparison(narrow, found)
     lines = narrow.export_text().splitlines()
@@ -522,7 +518,7 @@ def test_methods_are_trained_until_they_no_longer_improve(tables: dict[str, Any]
     seen.done.clear()
     done(plan, seen)
     assert seen.done == []  # it knows that they are done
-    notes = words.notes(found)
+    notes = conclusions.notes(found)
     assert any(note.startswith("localtrain stopped improving after ") for note in notes)
     assert any(note.startswith("slow was still improving at the limit of 120 rounds with 1 of 1 seed (120 "
                                "rounds, 3,600 gradient steps)") for note in notes)
@@ -662,7 +658,7 @@ def test_a_stopped_run_is_resumed(tables: dict[str, Any], tmp_path: Path, seen: 
     [run] = plan.runs()
     train = dataclasses.replace(run.experiment.train, rounds=2)
     half = run._replace(experiment=dataclasses.replace(run.experiment, train=train))
-    assert carry_out.execute(plan, [half], 1, seen) == []
+    assert execute.execute(plan, [half], 1, seen) == []
     assert not run.done
     assert page.page_data(tmp_path / "out")["progress"] == [
         {"label": "pfedme", "seed": 0, "rounds": 2, "of": 4, "state": "waiting",
@@ -681,7 +677,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_p
     place = plan.runs()[0].place
     place.mkdir(parents=True)
     (place / "something").write_text("of the user's")
-    [(run, why)] = carry_out.execute(plan, plan.runs(), 1, seen)
+    [(run, why)] = execute.execute(plan, plan.runs(), 1, seen)
     assert run.label == "pfedme"
     assert "not empty" in why
     assert [row.label for row in results.read(plan).rows] == ["localtrain", "tuned"]
@@ -692,7 +688,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tables: dict[str, Any], tmp_p
     assert "pfedme lacks seed 0" in data["notes"][0]
 
     shutil.rmtree(place)  # fixed: what is missing is made
-    assert carry_out.execute(plan, plan.runs(), 1, seen) == []
+    assert execute.execute(plan, plan.runs(), 1, seen) == []
     assert page.page_data(plan.out)["finished"]
 
 
@@ -720,7 +716,7 @@ def test_a_damaged_method_is_told_where_it_is_read(tables: dict[str, Any], tmp_p
     [baseline] = [k for k, method in enumerate(whole["methods"]) if method["label"] == "localtrain"]
     del whole["methods"][baseline]["asked"]["solver"]  # a field that is missing has its default
     path.write_text(json.dumps(whole))
-    assert any("were added with sgd at " in note for note in words.notes(results.read(
+    assert any("were added with sgd at " in note for note in conclusions.notes(results.read(
         planning.read(tmp_path / "out"))))
     whole["methods"][baseline]["asked"]["solver"] = 3
     path.write_text(json.dumps(whole))
@@ -735,7 +731,7 @@ def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_pa
     [gap] = found.differences
     assert found.repetitions == 2
     assert gap.p is not None
-    assert any("fedavg lacks seed 2" in note for note in words.notes(found))
+    assert any("fedavg lacks seed 2" in note for note in conclusions.notes(found))
     means = {run.seed: np.mean(list(run.values("accuracy").values())) for run in found.finished
              if run.label == found.best and run.seed < 2}
     assert found.level is not None
@@ -743,8 +739,9 @@ def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_pa
     more, _ = made(tables, tmp_path / "out", [3, 4], algorithms="ditto", baselines=False)
     found = done(more, seen, ["ditto"])
     assert found.left_out == {"fedavg": "it has too few seeds so far"}
-    assert words.answer(found)[0].startswith("There is no other method to compare ditto with. Its clients")
-    assert "fedavg is not compared: it has too few seeds so far." in words.notes(found)
+    first = conclusions.answer(found)[0]
+    assert first.startswith("There is no other method to compare ditto with. Its clients")
+    assert "fedavg is not compared: it has too few seeds so far." in conclusions.notes(found)
 
 
 @pytest.mark.pictures
@@ -773,12 +770,12 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
     assert found.best != best
     assert {gap.against for gap in found.differences} >= {best}
     assert found.lost[best] == 1
-    assert any(f"{best} leaves 1 client with a diverged model" in note for note in words.notes(found))
+    assert any(f"{best} leaves 1 client with a diverged model" in note for note in conclusions.notes(found))
     for k, label in enumerate(sorted(plan.methods, key=lambda label: label != best)):
         spoil(label, range(2 * k, 2 * k + 2))  # every client has been failed by one of the three
     found = results.read(plan)
     assert (found.level, found.differences) == (None, [])
-    assert words.answer(found) == [
+    assert conclusions.answer(found) == [
         "Nothing can be compared: no client has a finite test loss with all methods."]
     spoil(best, range(6))
     found = results.read(plan)
@@ -789,7 +786,7 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
     draw_comparison(data, tmp_path / "picture.png")
     for label in plan.methods:
         spoil(label, range(6))
-    *told, last = words.answer(results.read(plan))
+    *told, last = conclusions.answer(results.read(plan))
     assert [sentence.split(" and ")[0] for sentence in told] == [
         f"{label} diverged in 1 of 1 repetition" for label in plan.methods]
     assert last == "Nothing can be compared: no client has a finite test loss with all methods."
@@ -798,9 +795,9 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
 def test_a_run_that_was_extended_is_told(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto", baselines=False)
     done(plan, seen)
-    runs.resume(plan.runs()[0].place, rounds=20, observer=carry_out._Silent())
+    runs.resume(plan.runs()[0].place, rounds=20, observer=execute._Silent())
     found = done(plan, seen)
-    assert "fedavg, seed 0, has 20 rounds instead of 12" in words.notes(found)[0]
+    assert "fedavg, seed 0, has 20 rounds instead of 12" in conclusions.notes(found)[0]
 
 
 class Job(NamedTuple):
@@ -819,7 +816,7 @@ def _die(job: Job) -> str:
 
 def test_a_process_that_dies_does_not_stop_the_others() -> None:
     seen = Seen()
-    found = dict(carry_out._all(_die, [Job(1), Job(0), Job(2), Job(3)], 2, seen))
+    found = dict(execute._all(_die, [Job(1), Job(0), Job(2), Job(3)], 2, seen))
     assert {job.number: str(each) for job, each in found.items()} == {
         0: "its process died (out of memory? use fewer --jobs)", 1: "done 1", 2: "done 2", 3: "done 3"}
     assert seen.failed == {"0": "its process died (out of memory? use fewer --jobs)"}
@@ -850,7 +847,7 @@ def test_a_run_from_elsewhere_is_refused(tables: dict[str, Any], tmp_path: Path,
     with pytest.raises(DescantError, match=r"not belong to this comparison \(data.clients: 4 became 6\)"):
         done(plan, seen)
     (plan.runs(["ditto"])[0].place / "summary.json").unlink()  # nor is it continued
-    [(run, why)] = carry_out.execute(plan, plan.runs(), 1, seen)
+    [(run, why)] = execute.execute(plan, plan.runs(), 1, seen)
     assert run.label == "ditto"
     assert "does not belong to this comparison" in why
 
@@ -859,11 +856,11 @@ def test_a_run_without_its_config_fails_alone(tables: dict[str, Any], tmp_path: 
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto", baselines=False)
     done(plan, seen)
     (plan.runs(["ditto"])[0].place / "config.toml").unlink()
-    [(_, why)] = carry_out.execute(plan, plan.runs(), 1, seen)
+    [(_, why)] = execute.execute(plan, plan.runs(), 1, seen)
     assert "not empty" in why
     found = results.read(plan)
     assert [row.label for row in found.rows] == ["fedavg"]
-    assert f"ditto, seed 0 failed: {why}." in words.notes(found)
+    assert f"ditto, seed 0 failed: {why}." in conclusions.notes(found)
 
 
 def test_a_grid_without_validation_data_is_methods_like_others(tables: dict[str, Any], tmp_path: Path,
@@ -933,7 +930,7 @@ def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dic
     assert found.reference == "localtrain solver.lr=0.1"  # what clients gain, they gain over the better one
     only = results.read(plan._replace(methods={label: method for label, method in plan.methods.items()
                                                if method.grid is not None}))
-    assert words.answer(only)[0].startswith(
+    assert conclusions.answer(only)[0].startswith(
         "There is no other method to compare localtrain solver.lr=0.1 with. Its clients' own models reach")
     [grid] = page.page_data(plan.out)["grids"]
     assert (grid["label"], grid["field"], grid["values"]) == ("localtrain", "solver.lr", [1e-6, 0.1])
@@ -956,7 +953,7 @@ def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dic
 def test_the_answer_in_words(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="localtrain:solver.lr=0.1", splits="fixed")
     found = done(plan, seen)
-    [first, second, third, fourth] = words.answer(found)
+    [first, second, third, fourth] = conclusions.answer(found)
     assert first.startswith("localtrain ranks first: its clients' own models reach a mean test accuracy of ")
     assert first.endswith(" on new rows of these 6 clients (1 repetition).")
     assert second.startswith("fedavg + fine-tuning is next, ")
@@ -969,17 +966,17 @@ def test_the_answer_in_words(tables: dict[str, Any], tmp_path: Path, seen: Seen)
     found = done(many, seen)
     [gap] = found.differences
     assert gap.verdict == "better"
-    sentences = words.answer(found)
+    sentences = conclusions.answer(found)
     assert sentences[1] == (
         f"localtrain is significantly better than fedavg + fine-tuning ({100 * gap.mean:.1f} points, "
         f"{100 * gap.low:.1f} to {100 * gap.high:.1f}). Ranges are simultaneous 95 % intervals.")
     assert sentences[2] == (
         "Whether this holds for other clients is unknown: that takes 10 clients, and there are 6.")
-    assert words.difference(found, gap).startswith(
+    assert conclusions.difference(found, gap).startswith(
         "localtrain is significantly better than fedavg + fine-tuning (")
-    assert words.clients(gap) is None  # a Wilcoxon test over six clients is none
+    assert conclusions.clients(gap) is None  # a Wilcoxon test over six clients is none
     close = gap._replace(verdict="no difference found", low=-0.01)
-    assert words.answer(found._replace(differences=[close]))[1].startswith(
+    assert conclusions.answer(found._replace(differences=[close]))[1].startswith(
         "No significant difference from fedavg + fine-tuning (")
 
 
@@ -1000,11 +997,11 @@ def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], t
                                                        ) -> None:
     plan, labels = made(tables, tmp_path / "out", [0, 1],
                         algorithms="fedavg:finetune=2,localtrain:solver.lr=0.1")
-    wanted = carry_out.searches(plan, labels, 3, 1)
+    wanted = execute.searches(plan, labels, 3, 1)
     assert [search.label for search in wanted] == ["fedavg"]  # the other's step size is the user's
     for search in wanted:  # on a split of its own
         assert (search.experiment.data.split, search.experiment.train.seed) == (10_000, 10_000)
-    found = carry_out.search(wanted, 1, seen)
+    found = execute.search(wanted, 1, seen)
     plan = plan.tuned("fedavg", found["fedavg"].values)
     plan.write()
     assert planning.read(plan.out) == plan
@@ -1021,8 +1018,8 @@ def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], t
     untuned = plan._replace(methods={label: method._replace(tuned=None)
                                      for label, method in plan.methods.items()})
     with pytest.raises(UsageError, match="runs of fedavg made without a search"):
-        carry_out.searches(untuned, labels, 3, 1)
-    assert words.answer(results.read(plan))[-1] == "Not tuned: localtrain."
+        execute.searches(untuned, labels, 3, 1)
+    assert conclusions.answer(results.read(plan))[-1] == "Not tuned: localtrain."
 
 
 def test_a_method_of_which_nothing_trains_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path,
@@ -1031,10 +1028,10 @@ def test_a_method_of_which_nothing_trains_does_not_stop_the_others(tables: dict[
     longer = tables | {"train": tables["train"] | {"local": {"steps": 6}}}
     plan, labels = made(longer, tmp_path / "out", [0], baselines=False, algorithms="fedavg,fedprox:mu=1e38")
     assert plan.methods["fedprox"].rounds == plan.methods["fedavg"].rounds == 12
-    wanted = carry_out.searches(plan, labels, 2, 1)
-    assert carry_out.seconds_of(plan, wanted, 1) == pytest.approx(
+    wanted = execute.searches(plan, labels, 2, 1)
+    assert execute.seconds_of(plan, wanted, 1) == pytest.approx(
         2 * 12 * sum(method.seconds for method in plan.methods.values()))
-    found = carry_out.search(wanted, 1, seen)
+    found = execute.search(wanted, 1, seen)
     for label, of in found.items():
         plan = plan.tuned(label, getattr(of, "values", None), of.note)
     plan.write()
@@ -1043,7 +1040,7 @@ def test_a_method_of_which_nothing_trains_does_not_stop_the_others(tables: dict[
     assert "fedprox: none of the 7 trials of its search trained, down to solver.lr = 1e-07" in (
         plan.remarks()[0])
     assert seen.notes == [plan.remarks()[0].removesuffix(".")]
-    [(run, why)] = carry_out.execute(plan, plan.runs(), 1, seen)
+    [(run, why)] = execute.execute(plan, plan.runs(), 1, seen)
     assert run.label == "fedprox"
     assert "diverges" in why
     assert [row.label for row in results.read(plan).rows] == ["fedavg"]

@@ -19,7 +19,7 @@ import descant
 from descant import DescantError, UsageError
 from descant.algorithms import ALGORITHMS, Ditto, FedAvg, LocalTrain, pFedMe
 from descant.comparison import finished as files
-from descant.comparison import measure as figures
+from descant.comparison import measure
 from descant.core import scoring
 from descant.core.federation import Federation
 from descant.core.metric import METRICS
@@ -201,7 +201,7 @@ def assert_agrees(found: files.Columns, out: Path, metrics: tuple[str, ...] = (
 def test_figures_agree_with_the_clients_of_the_run(name: str, tmp_path: Path) -> None:
     method = FedAvg(finetune=3) if "+" in name else ALGORITHMS[name]()
     finished = run(method, out=tmp_path / "run")
-    found, _, notes = figures.measure(finished)
+    found, _, notes = measure.measure(finished)
     assert not notes
     assert_agrees(found, tmp_path / "run")
     assert [*found] == [*files.FACTS, "loss", "accuracy", "balanced_accuracy", "auroc", "calibration_error"]
@@ -227,14 +227,14 @@ def without_validation(federation: Federation) -> Federation:
     {"chunk": 2, "model": "dnn"}, {"model": "mlp128", "rounds": 1}])
 def test_figures_agree_however_it_is_run(settings: dict[str, Any], tmp_path: Path) -> None:
     finished = run(pFedMe(), out=tmp_path / "run", **settings)
-    found = figures.measure(finished).columns
+    found = measure.measure(finished).columns
     assert_agrees(found, tmp_path / "run")
     expected = settings.get("eval", {}).get("clients", finished.setup.federation.population)
     assert len({*found["client"][~found["unseen"]]}) == expected + 1
 
 
 def test_without_validation_data_the_best_round_is_the_last() -> None:
-    found = figures.measure(run(federation=without_validation(DIGITS))).columns
+    found = measure.measure(run(federation=without_validation(DIGITS))).columns
     assert set(found["round"]) == {4}
     half = len(found["round"]) // 2
     np.testing.assert_array_equal(found["auroc"][:half], found["auroc"][half:])
@@ -245,14 +245,14 @@ def test_one_round_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tallied = []
     tally = type(finished.setup.task).tally
     monkeypatch.setattr(type(finished.setup.task), "tally", lambda *a: (tallied.append(1), tally(*a))[1])
-    found = figures.measure(finished).columns
+    found = measure.measure(finished).columns
     assert len(tallied) == 8  # clients, each with one kind of model
     assert list(found["which"]) == ["best"] * 10 + ["last"] * 10
 
 
 def test_a_client_without_test_rows_has_no_figures() -> None:
     """Client 1 of the ragged federation has none."""
-    found = figures.measure(run(federation=ragged(), cohort="all")).columns
+    found = measure.measure(run(federation=ragged(), cohort="all")).columns
     is_first = found["client"] == 1
     assert (found["n_test"][is_first] == 0).all()
     assert np.isnan(found["loss"][is_first]).all()
@@ -269,7 +269,7 @@ def test_pooled_rows_are_those_of_all_clients() -> None:
             outputs.append(module(DIGITS.x[rows].float()).numpy())
         y.append(DIGITS.y[rows].numpy())
     p = softmax(np.concatenate(outputs).astype(np.float64))
-    found = figures.measure(finished).columns
+    found = measure.measure(finished).columns
     at = ((found["which"] == "last") & (found["model"] == "personal") & (found["client"] == files.POOLED)
           & ~found["unseen"])
     assert found["n_test"][at] == [len(p)]
@@ -284,7 +284,7 @@ def test_two_classes_have_sensitivity_and_specificity(tmp_path: Path) -> None:
             nn.Flatten(), nn.Linear(16, 1))})):
         run(federation=federation, out=tmp_path / str(k), cohort="all", **settings)
         finished = run(federation=federation, out=tmp_path / str(k), cohort="all", resume=True, **settings)
-        found = figures.measure(finished).columns
+        found = measure.measure(finished).columns
         assert_agrees(found, tmp_path / str(k))
         both = (found["sensitivity"] + found["specificity"]) / 2
         is_defined = ~np.isnan(both)
@@ -297,14 +297,14 @@ def test_regression_has_the_figures_of_its_task(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"out": tmp_path / "run", "cohort": "all", "dtype": "float64"}
     run(method, federation=ragged(classes=None), **settings)
     finished = run(method, federation=ragged(classes=None), **settings, resume=True)
-    found = figures.measure(finished).columns
+    found = measure.measure(finished).columns
     assert [*found][len(files.FACTS):] == ["loss", "mse", "r2"]
     assert_agrees(found, tmp_path / "run", ("loss", "mse", "r2"))
 
 
 def test_a_task_that_predicts_nothing_has_its_loss(tmp_path: Path, own: str) -> None:
     finished = run(federation=quadratics(), model="quadratic", out=tmp_path / "run", dtype="float64")
-    found, _, notes = figures.measure(finished, [f"{own}:spread"])
+    found, _, notes = measure.measure(finished, [f"{own}:spread"])
     assert [*found][len(files.FACTS):] == ["loss", "spread"]
     assert np.isnan(found["spread"]).all()
     assert_agrees(found, tmp_path / "run", ("loss",))
@@ -314,7 +314,7 @@ def test_a_task_that_predicts_nothing_has_its_loss(tmp_path: Path, own: str) -> 
 
 def test_a_client_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     finished = run(pFedMe(), cohort="all")
-    before = figures.measure(finished).columns
+    before = measure.measure(finished).columns
     unlucky = DIGITS.x[DIGITS.test[2]].float()[0]
 
     def predict(self: Any, task: Any, personal: Any, x: Any) -> Any:
@@ -323,7 +323,7 @@ def test_a_client_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
         return task.predict(personal, x)
 
     monkeypatch.setattr(pFedMe, "predict", predict)
-    after, _, notes = figures.measure(finished)
+    after, _, notes = measure.measure(finished)
     lost = (after["client"] == 2) & (after["model"] == "personal")
     assert np.isnan(after["accuracy"][lost]).all()
     pooled = (after["client"] == files.POOLED) & (after["model"] == "personal") & ~after["unseen"]
@@ -338,7 +338,7 @@ def test_clients_elsewhere_cannot_be_measured_here(monkeypatch: pytest.MonkeyPat
     finished = run(rounds=1)
     monkeypatch.setattr(Federation, "is_remote", True)
     with pytest.raises(UsageError, match="on their own machines"):
-        figures.measure(finished)
+        measure.measure(finished)
 
 
 # -- the user's own -------------------------------------------------------------------------------------
@@ -387,16 +387,16 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
 
 
 def test_metrics_of_ones_own_stand_beside_the_others(own: str) -> None:
-    plain = figures.measure(run()).columns
+    plain = measure.measure(run()).columns
     places = [f"{own}:{name}" for name in ("damaging", "spread", "shape")]
-    found, _, notes = figures.measure(run(eval={"every": 1, "metrics": places}))
+    found, _, notes = measure.measure(run(eval={"every": 1, "metrics": places}))
     assert not notes
     assert [*found] == [*plain, "damaging", "spread", "shape"]
     for name, column in plain.items():
         np.testing.assert_array_equal(found[name], column)
     np.testing.assert_array_equal(found["shape"], found["n_test"])
     assert (found["spread"] > 0).all()  # another metric's mischief did not reach it
-    described = figures.described(places)
+    described = measure.described(places)
     assert described["spread"][:2] == (True, "How far the logits lie apart")
     assert not described["shape"].lower_is_better
     assert described["auroc"] == METRICS["auroc"]
@@ -404,7 +404,7 @@ def test_metrics_of_ones_own_stand_beside_the_others(own: str) -> None:
 
 def test_a_metric_that_fails_is_a_note(own: str) -> None:
     places = [f"{own}:{name}" for name in ("failing", "nothing", "text", "spread")]
-    found, _, notes = figures.measure(run(), places)
+    found, _, notes = measure.measure(run(), places)
     assert all(np.isnan(found[name]).all() for name in ("failing", "nothing", "text"))
     assert np.isfinite(found["spread"]).all()
     assert [note.split()[1] for note in notes] == ["failing", "nothing", "text"]
@@ -419,12 +419,12 @@ def test_a_metric_that_fails_is_a_note(own: str) -> None:
 ])
 def test_a_metric_that_cannot_be_used_is_refused(place: str, hint: str, own: str) -> None:
     with pytest.raises(UsageError, match=hint):
-        figures.own_metrics([place.format(own=own)])
+        measure.own_metrics([place.format(own=own)])
 
 
 def test_two_metrics_need_two_names(own: str) -> None:
     with pytest.raises(UsageError, match="another metric is called 'spread' too"):
-        figures.own_metrics([f"{own}:spread"] * 2)
+        measure.own_metrics([f"{own}:spread"] * 2)
 
 
 @pytest.mark.parametrize("metrics", ["a.b:c", ["a.b.c"], [len], [3]])
@@ -439,9 +439,9 @@ def test_metrics_can_be_added_to_a_run_that_is_there(own: str, tmp_path: Path) -
     before = (tmp_path / "run" / "config.toml").read_text()
     assert "metrics" not in before  # as if there were no such field: older runs can be resumed
     finished = run(eval={"every": 1, "metrics": [f"{own}:spread"]}, resume=True, **settings)
-    assert "spread" in figures.measure(finished).columns
+    assert "spread" in measure.measure(finished).columns
     loaded = descant.load(tmp_path / "run")
-    assert "spread" in figures.measure(loaded, [f"{own}:spread"]).columns
+    assert "spread" in measure.measure(loaded, [f"{own}:spread"]).columns
 
 
 def test_a_node_imports_no_metric_that_a_server_names(own: str) -> None:
@@ -468,15 +468,15 @@ def test_a_node_does_without_this_module() -> None:
 def file(tmp_path: Path) -> Path:
     federation = dataclasses.replace(ragged(), names=("a,b", 'say "c"', "ä", "pooled", "5"))
     path = tmp_path / files.FILE
-    assert figures.write(run(federation=federation, cohort="all"), tmp_path) == []
+    assert measure.write(run(federation=federation, cohort="all"), tmp_path) == []
     return path
 
 
 def test_what_is_read_is_what_was_measured(tmp_path: Path) -> None:
     federation = dataclasses.replace(ragged(), names=("a,b", 'say "c"', "ä", "pooled", "5"))
     finished = run(federation=federation, cohort="all")
-    figures.write(finished, tmp_path)
-    expected, found = figures.measure(finished).columns, files.read_figures(tmp_path / files.FILE)
+    measure.write(finished, tmp_path)
+    expected, found = measure.measure(finished).columns, files.read_figures(tmp_path / files.FILE)
     assert [*found] == [*expected]
     for name, column in expected.items():
         np.testing.assert_array_equal(found[name], column)
@@ -506,7 +506,7 @@ def test_a_file_of_bytes_is_told(file: Path) -> None:
     with pytest.raises(DescantError, match="cannot read"):
         files.read_figures(file)
     with pytest.raises(DescantError, match="cannot write"):
-        figures.write(run(rounds=1), file / "nowhere")
+        measure.write(run(rounds=1), file / "nowhere")
 
 
 def test_figures_are_out_of_date_after_more_rounds_or_other_metrics(file: Path) -> None:

@@ -10,19 +10,15 @@ import numpy as np
 import pytest
 
 from descant.comparison import (
-    conclusions as words,
-)
-from descant.comparison import (
+    conclusions,
     convergence,
+    execute,
     finished,
     outlook,
     page,
     plan,
     results,
     sample,
-)
-from descant.comparison import (
-    execute as carry_out,
 )
 from descant.comparison.finished import FinishedRun
 from descant.comparison.make import make
@@ -47,7 +43,7 @@ def compared(tables: dict[str, Any], out: Path, seeds: list[int], **options: Any
     with plan.held(out):
         found, _ = make(tables, out, seeds, **{"baselines": False} | options)
     for run in found.runs():
-        carry_out._run(run)
+        execute._run(run)
     return found
 
 
@@ -109,7 +105,7 @@ def test_better_or_worse_is_said(read: Any) -> None:
     assert [row.label for row in found.rows] == ["a", "c", "b"]
     assert [(gap.against, gap.verdict) for gap in found.differences] == [
         ("c", "no difference found"), ("b", "better")]
-    first, second, third, *_ = words.answer(found)
+    first, second, third, *_ = conclusions.answer(found)
     assert first.startswith("The 3 methods differ significantly (p < 0.001). a is best: its clients' own "
                             "models reach a mean test accuracy of 0.8")
     assert " (95 % interval 0.8" in first
@@ -122,7 +118,7 @@ def test_better_or_worse_is_said(read: Any) -> None:
 
 def test_when_nothing_differs_that_is_said_first(read: Any) -> None:
     found = read({label: noisy(0.8 + 0.01 * k, seed=k, spread=0.02) for k, label in enumerate("abc")})
-    first, second, third, *_ = words.answer(found)
+    first, second, third, *_ = conclusions.answer(found)
     assert first.startswith("No significant difference between the 3 methods (p = ")
     assert " ranks first: its clients' own models reach a mean test accuracy of 0." in first
     assert second.startswith("No significant difference from ")
@@ -141,7 +137,7 @@ def test_equal_methods_are_equivalent_and_the_comparison_is_decided(read: Any) -
     [gap] = found.differences
     assert gap.verdict == "equivalent"
     assert outlook.outlook(found).decided
-    assert "It is equivalent to b: the difference is less than 1 point." in words.answer(found)
+    assert "It is equivalent to b: the difference is less than 1 point." in conclusions.answer(found)
 
 
 def test_looking_three_times_makes_the_test_stricter(read: Any) -> None:
@@ -149,8 +145,8 @@ def test_looking_three_times_makes_the_test_stricter(read: Any) -> None:
     once, often = read(scores), read(scores, looks=3)
     assert once.differences[0].p == often.differences[0].p
     assert often.differences[0].low < once.differences[0].low
-    assert (words.confidence(once), words.confidence(often)) == ("95 %", "98.3 %")
-    assert any("simultaneous 98.3 % intervals" in sentence for sentence in words.answer(often))
+    assert (conclusions.confidence(once), conclusions.confidence(often)) == ("95 %", "98.3 %")
+    assert any("simultaneous 98.3 % intervals" in sentence for sentence in conclusions.answer(often))
 
 
 def test_an_exploded_method_is_diverged_and_not_merely_no_different(read: Any) -> None:
@@ -162,9 +158,9 @@ def test_an_exploded_method_is_diverged_and_not_merely_no_different(read: Any) -
     assert [(gap.against, gap.verdict) for gap in found.differences] == [
         ("b", "better"), ("wild", "diverged")]
     assert ("wild diverged in 5 of 5 repetitions and is not compared: use smaller steps, or scale the "
-            "features (data.scale).") in words.answer(found)
+            "features (data.scale).") in conclusions.answer(found)
     assert found.rows[-1].label == "wild"
-    assert words.difference(found, found.differences[-1]) == "wild diverged in 5 of 5 repetitions"
+    assert conclusions.difference(found, found.differences[-1]) == "wild diverged in 5 of 5 repetitions"
     without = read(sound, "mse")
     assert found.differences[0] == without.differences[0]  # nor does it blur the others
 
@@ -174,7 +170,7 @@ def test_losses_are_told_in_percent(read: Any) -> None:
     [gap] = found.differences
     assert gap.ratio is not None
     assert gap.mean == pytest.approx(0.5, abs=0.02)  # what the ratio means at the level of the best
-    sentence = words.answer(found)[1]
+    sentence = conclusions.answer(found)[1]
     assert sentence.startswith(("a is significantly better than b (4", "a is significantly better than b (5"))
     assert " %, " in sentence
 
@@ -192,7 +188,7 @@ def test_the_other_metric_would_say_something_else(read: Any) -> None:
     found = read({"a": noisy(0.80, seed=1), "b": noisy(0.75, seed=2)}, "balanced_accuracy",
                  others={"a": {"accuracy": 0.0}, "b": {"accuracy": 0.2}})
     assert found.compared == ["a", "b"]
-    [sentence] = [each for each in words.answer(found) if each.startswith("By accuracy")]
+    [sentence] = [each for each in conclusions.answer(found) if each.startswith("By accuracy")]
     assert sentence.startswith("By accuracy, b would be best (0.9")
     assert sentence.endswith("; the difference is significant).")
     same = read({"a": noisy(0.80, seed=1), "b": noisy(0.75, seed=2)}, "balanced_accuracy",
@@ -209,14 +205,14 @@ def test_other_clients_are_another_question(read: Any) -> None:
                   "worse": noisy(0.7, clients=40, seed=2)})
     assert [gap.verdict for gap in found.differences] == ["better", "better"]
     assert "For other clients like these 40, only the difference from worse is significant." in (
-        words.answer(found))
-    assert words.clients(found.differences[-1]) == (
+        conclusions.answer(found))
+    assert conclusions.clients(found.differences[-1]) == (
         "40 of these clients do better with a, 0 with worse (Wilcoxon p < 0.001; describes these clients "
         "only)")
     wide = read({"a": steady, "mixed": mixed}, population="new clients")
     assert wide.differences[0].verdict == "no difference found"
-    assert "on clients like these 40 (" in words.answer(wide)[0]
-    assert any("too few clients" in sentence for sentence in words.answer(wide))
+    assert "on clients like these 40 (" in conclusions.answer(wide)[0]
+    assert any("too few clients" in sentence for sentence in conclusions.answer(wide))
 
 
 def test_too_few_rows_are_told(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +231,7 @@ def test_too_few_rows_are_told(read: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert found.differences[0].verdict == "no difference found"
     assert outlook.outlook(found) == (False, None, "there are too few test rows")
     assert "More repetitions are unlikely to settle this: there are too few test rows." in (
-        words.answer(found))
+        conclusions.answer(found))
 
 
 # -- still improving -------------------------------------------------------------------------------------
@@ -273,11 +269,11 @@ def test_the_verdict_on_an_unfinished_method_is_withheld(read: Any) -> None:
     found = read(scores, curves=curve(np.linspace(0.4, 0.7, 16)))
     [gap] = found.differences
     assert (gap.verdict, found.unfinished["b"]) == ("withheld", (5, 5))
-    answer = words.answer(found)
+    answer = conclusions.answer(found)
     assert ("No verdict on b (in 5 of 5 repetitions): still improving at the last round. Train longer, or "
             "use --budget converge.") in answer
     assert not any("significantly better" in sentence for sentence in answer)
-    assert words.difference(found, gap).startswith("no verdict on b (1")
+    assert conclusions.difference(found, gap).startswith("no verdict on b (1")
     assert outlook.outlook(found).decided  # more repetitions would not help
 
 
@@ -303,7 +299,7 @@ def test_a_method_that_diverges_is_told_and_the_others_are_compared(tmp_path: Pa
         "fedavg:solver.lr=0.1,localtrain:solver.lr=0.05,ditto:label=hot,solver.lr=3.0,lam=0.1")))
     assert found.diverged == {"hot": (2, 2)}
     assert found.rows[-1].label == "hot"
-    assert "hot diverged in 2 of 2 repetitions" in " ".join(words.answer(found))
+    assert "hot diverged in 2 of 2 repetitions" in " ".join(conclusions.answer(found))
     data = page.page_data(tmp_path / "out")
     json.dumps(data, allow_nan=False)
     assert [each["verdict"] for each in data["differences"]][-1] == "diverged"
@@ -347,8 +343,8 @@ def test_figures_of_an_older_version_are_read_without_the_noise_of_rows(tmp_path
     assert not run.done  # the same command measures it again
     found = results.read(about)
     assert not found.has_rows
-    assert any("exclude the noise of the test rows" in note for note in words.notes(found))
+    assert any("exclude the noise of the test rows" in note for note in conclusions.notes(found))
     (run.place / finished.ROWS).write_bytes(b"damaged")
     assert not run.done
-    carry_out._run(run)
+    execute._run(run)
     assert run.done

@@ -19,7 +19,7 @@ import torch
 
 import descant
 from cli_helpers import Result, call
-from descant.comparison import execute as carry_out
+from descant.comparison import execute
 from descant.comparison import plan as planning
 from descant.comparison.make import make
 from descant.core import fields
@@ -201,7 +201,7 @@ def test_a_model_runs_no_command(evil: str, sent: Path, here: Path) -> None:
 @pytest.fixture
 def compared(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A comparison without runs; those that are made are made in a thread of this process."""
-    monkeypatch.setattr(carry_out.concurrent.futures, "ProcessPoolExecutor",
+    monkeypatch.setattr(execute.concurrent.futures, "ProcessPoolExecutor",
                         lambda count, **_: ThreadPoolExecutor(count))
     (here / "e.toml").write_text(tomli_w.dumps({
         "data": DATA, "train": TRAIN, "algorithms": [{"name": "fedavg"}, {"name": "ditto"}]}))
@@ -461,4 +461,4 @@ def test_the_permit_of_a_plan(here: Path) -> None:
     assert (field, place) == ("algorithm.prior.place", f"{OWN}:prior")
     assert isinstance(place, Named)
     assert place.permit.covers(place)
-    assert carry_out._run(run) == []
+    assert execute._run(run) == []

@@ -69,12 +69,11 @@ def compare(
       descant compare experiments/pfedbred.toml --out results/pfedbred --jobs 2 --tune 20
     """
     with reporting_errors("stopped; rerun the same command to finish"):
-        from descant.comparison import execute as doing
-        from descant.comparison import outlook
-        from descant.comparison import results as outcome
+        from descant.comparison import execute, outlook
         from descant.comparison.make import make
         from descant.comparison.page import page_data
         from descant.comparison.plan import held
+        from descant.comparison.results import read, write
         from descant.core.files import write_atomic
         from descant.core.metric import title
         from descant.core.permit import ran
@@ -96,22 +95,23 @@ def compare(
                     f"{title(plan.metric)} decides because {plan.metric_why}"]), *plan.remarks()):
                 console.print(f"note: {remark}", soft_wrap=True)
             if trials:
-                searches = doing.searches(plan, labels, trials, jobs)
+                searches = execute.searches(plan, labels, trials, jobs)
+                needed = duration(execute.seconds_of(plan, searches, jobs))
                 if searches:
                     rounds = [search.experiment.train.rounds for search in searches]
                     each = " to ".join(f"{count:,}" for count in sorted({min(rounds), max(rounds)}))
                     console.print(f"tuning: {times(len(searches), 'method')} x {times(trials, 'trial')} x "
-                                  f"{each} rounds, about {duration(doing.seconds_of(plan, searches, jobs))}; "
+                                  f"{each} rounds, about {needed}; "
                                   "trials that fall behind are stopped", soft_wrap=True)
                 with Watching(console, searches) as display:
-                    for label, found in doing.search(searches, jobs, display).items():
+                    for label, found in execute.search(searches, jobs, display).items():
                         plan = plan.tuned(label, getattr(found, "values", None), found.note)
                         plan.write()
             while True:
                 planned = plan.runs(labels, plan.seeds if until_decided else numbers, jobs=jobs)
                 with Watching(console, planned) as display:
-                    failed = doing.execute(plan, planned, jobs, display)
-                results = outcome.read(plan)
+                    failed = execute.execute(plan, planned, jobs, display)
+                results = read(plan)
                 if not until_decided or failed:
                     break
                 more = outlook.extended(plan, results)
@@ -121,7 +121,7 @@ def compare(
                 if not more.seeds:
                     break
             if results.rows:
-                outcome.write(results, out / "results.csv")
+                write(results, out / "results.csv")
                 data = page_data(out)
                 draw_comparison(data, out / "comparison.png")
                 write_atomic(out / "report.html", render(data))

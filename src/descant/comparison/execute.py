@@ -14,8 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from descant.comparison import measure as figures
-from descant.comparison import trials, tune
+from descant.comparison import measure, trials, tune
 from descant.comparison.plan import Plan, PlannedRun
 from descant.engine.backends.choose import Timing
 from descant.errors import DescantError, UsageError
@@ -191,7 +190,7 @@ def _run(planned: PlannedRun) -> list[str]:
             run = runs.resume(place, setup, rounds, _Silent())
         else:
             run = runs.start(setup, place, _Silent())
-        return figures.write(run, place, planned.experiment.eval.metrics)
+        return measure.write(run, place, planned.experiment.eval.metrics)
     except Exception as error:  # as one that can be pickled
         raise RuntimeError(_words(error)) from None
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from descant import __version__
-from descant.comparison import measure as figures
-from descant.comparison.budget import rounds_of
-from descant.comparison.methods import contenders, reference
+from descant.comparison import measure
+from descant.comparison.budget import Cost, rounds_of
+from descant.comparison.methods import Contender, contenders, reference
 from descant.comparison.plan import Budget, Method, Plan, Population, Splits, given_split, read, split_of
 from descant.core import fields
 from descant.core.federation import Federation
@@ -23,7 +23,7 @@ from descant.core.import_object import marked, permit_of
 from descant.core.permit import NOTHING, Permit
 from descant.core.plain import plain
 from descant.core.splits import SPLITS, folds_of
-from descant.data.heterogeneity import facts, measure
+from descant.data import heterogeneity
 from descant.data.spec import DataSpec
 from descant.engine.settings import Train
 from descant.errors import DescantError, UsageError, unknown
@@ -64,7 +64,7 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
                                  metrics=_metrics(before, probe.eval.metrics, there)))
     splits = _splits(before, base.data, splits)
     setup = runs.Setup.of(base)
-    names = figures.names(setup.task, base.eval.metrics)
+    names = measure.names(setup.task, base.eval.metrics)
     if base.eval.metric is not None and base.eval.metric not in names:
         raise unknown("metric", base.eval.metric, names)
     why = setup.deciding.why if before is None else before.metric_why
@@ -72,20 +72,9 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     base = dataclasses.replace(base, eval=setup.eval)
     known = {} if before is None else dict(before.methods)
     _require_same(before, base, {"budget": budget, "splits": splits}, setup.federation, out)
-    metrics = {name: about for name, about in figures.described(base.eval.metrics).items() if name in names}
+    metrics = {name: about for name, about in measure.described(base.eval.metrics).items() if name in names}
     counted = rounds_of(setup, [c for c in found if c.label not in known], budget)
-    for contender in found:
-        label = contender.label
-        if label not in known:
-            known[label] = Method(label, contender.algorithm, counted[label].rounds, sorted(contender.given),
-                                  contender.grid, contender.added, counted[label].seconds)
-        elif not contender.added:
-            if changed := differences(*(plain(fields.dump(each)) for each in (known[label].asked,
-                                                                              contender.algorithm))):
-                raise UsageError(f"{out} has {label!r} with another setting ({changed[0]}): give one of them "
-                                 f"a label ({contender.algorithm.name}:label=...), or choose another --out")
-            # the same; but the code that this one names is the user's, whoever made the directory
-            known[label] = known[label]._replace(asked=contender.algorithm)
+    known = _joined(known, found, counted, out)
     commands = [] if before is None else before.commands
     every = sorted({*seeds, *([] if before is None else before.seeds)})
     plan = Plan(
@@ -102,6 +91,25 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     except OSError as error:
         raise DescantError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
     return plan, [contender.label for contender in found]
+
+
+def _joined(known: dict[str, Method], found: Sequence[Contender], counted: Mapping[str, Cost], out: Path
+            ) -> dict[str, Method]:
+    """The methods of a directory with those that are asked for now; one with other settings is refused."""
+    joined = dict(known)
+    for contender in found:
+        label = contender.label
+        if label not in joined:
+            joined[label] = Method(label, contender.algorithm, counted[label].rounds, sorted(contender.given),
+                                  contender.grid, contender.added, counted[label].seconds)
+        elif not contender.added:
+            if changed := differences(*(plain(fields.dump(each)) for each in (joined[label].asked,
+                                                                              contender.algorithm))):
+                raise UsageError(f"{out} has {label!r} with another setting ({changed[0]}): give one of them "
+                                 f"a label ({contender.algorithm.name}:label=...), or choose another --out")
+            # the same; but the code that this one names is the user's, whoever made the directory
+            joined[label] = joined[label]._replace(asked=contender.algorithm)
+    return joined
 
 
 def _until(train: Train, budget: Budget) -> Train:
@@ -168,9 +176,9 @@ def _require_same(before: Plan | None, base: Experiment, choices: dict[str, str]
 
 def _picture(federation: Federation) -> dict[str, Any]:
     """What a report shows of the federation, so that it needs no data."""
-    measured = measure(federation)
+    measured = heterogeneity.measure(federation)
     return {
-        "facts": facts(federation, measured) | (
+        "facts": heterogeneity.facts(federation, measured) | (
             {"notes": "; ".join(federation.notes)} if federation.notes else {}),
         "names": list(federation.names),
         "unseen": federation.unseen,

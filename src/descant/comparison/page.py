@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from descant.comparison import conclusions as words
-from descant.comparison import trials
+from descant.comparison import conclusions, trials
 from descant.comparison.plan import Method, Plan, PlannedRun, read
 from descant.comparison.results import Results
 from descant.comparison.results import read as read_results
@@ -38,14 +37,15 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
         "live": False,
         "finished": all(run["state"] == "done" for run in progress),
         "progress": progress,
-        "answer": words.answer(results),
-        "notes": words.notes(results),
+        "answer": conclusions.answer(results),
+        "notes": conclusions.notes(results),
         "metric": results.metric,
         "lower_is_better": results.lower_is_better,
-        "confidence": words.confidence(results),
+        "confidence": conclusions.confidence(results),
         "columns": [column._asdict() for column in shown],
-        "metric_why": words.metric_why(results),
-        "population_words": f"The answer applies to {words.population(results)}." if results.people else None,
+        "metric_why": conclusions.metric_why(results),
+        "population_words": (f"The answer applies to {conclusions.population(results)}."
+                             if results.people else None),
         "table": [{"label": row.label, "best": row.label in results.compared[:1], "cells": {
             column.key: {"text": cell(column.key, value, results.metric)} | _ends(value)
             for column in shown for value in [row.figures.get(column.key)]}} for row in results.rows],
@@ -56,8 +56,8 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
         "clients": _clients(results),
         "differences": [{
             "label": gap.label, "against": gap.against, "mean": gap.mean, "low": gap.low, "high": gap.high,
-            "p": gap.p, "verdict": gap.verdict, "words": words.difference(results, gap),
-            "clients_words": words.clients(gap)} for gap in results.differences],
+            "p": gap.p, "verdict": gap.verdict, "words": conclusions.difference(results, gap),
+            "clients_words": conclusions.clients(gap)} for gap in results.differences],
         "grids": _grids(results),
         "clusters": _clusters(plan),
         "federation": _federation(out),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from descant.comparison import conclusions as words
+from descant.comparison import conclusions
 from descant.comparison.table import Column, cell, columns
 from descant.core.files import write_atomic
 from descant.core.metric import is_share
@@ -35,9 +35,9 @@ def show_comparison(console: Console, results: Results) -> None:
     if left_out:
         console.print(f"in results.csv, or in a wider terminal: {', '.join(reversed(left_out))}")
     console.print()
-    for sentence in words.answer(results):
+    for sentence in conclusions.answer(results):
         console.print(sentence, soft_wrap=not console.is_terminal)
-    for note in words.notes(results):
+    for note in conclusions.notes(results):
         console.print(f"note: {note}", soft_wrap=not console.is_terminal)
 
 
