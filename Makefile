@@ -5,6 +5,9 @@
 # pip's own settings are honoured, so PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS can point it at a
 # CPU build of torch.
 
+# With compiled modules, which some environments do not write, every process of the tests starts sooner.
+unexport PYTHONDONTWRITEBYTECODE
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -14,6 +17,7 @@ ifndef PYTHON
 PYTHON := $(shell if python3.11 -c '' 2>/dev/null; then echo python3.11; else echo python3; fi)
 endif
 
+FUZZ_SECONDS ?= 600
 VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
@@ -22,7 +26,7 @@ BIN := $(VENV)/bin
 # interpreter no longer starts, is built anew, as is one older than what it was installed from.
 USABLE := $(shell test "$$(cat $(STAMP) 2>/dev/null)" = "$(CURDIR)" && $(BIN)/python -c '' 2>/dev/null && echo yes)
 
-.PHONY: help venv demo federation quick test test-slow check bench clean rebuild
+.PHONY: help venv demo federation quick test test-slow check fuzz bench clean rebuild
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
@@ -40,19 +44,22 @@ federation: $(STAMP) ## a server and four hospitals as real processes over TLS, 
 quick test test-slow: export OMP_NUM_THREADS = 1
 
 quick: $(STAMP) ## run one case of every test that takes no second, in a minute
-	$(BIN)/python -m pytest -n 2 --dist worksteal --first -m "not slow and not thorough"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --first
 
 test: $(STAMP) ## run all but the slow tests, two at a time
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP) ## run the tests that start real processes or install the package
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not alone"
-	$(BIN)/python -m pytest -m "slow and alone"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and alone" # these wait more than they work
 
 check: $(STAMP) ## lint (ruff), check the types (mypy) and the layers of the package (import-linter)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: $(STAMP) ## try hostile and damaged files and messages, for ten minutes (FUZZ_SECONDS=60)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz --seconds $(FUZZ_SECONDS)
 
 bench: $(STAMP) ## measure the speed, into runs/bench (BENCH="--quick": in under a minute)
 	$(BIN)/python -m benchmarks.bench $(BENCH)
@@ -69,5 +76,7 @@ $(STAMP): pyproject.toml constraints.txt $(if $(USABLE),,rebuild)
 	@rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	@echo "$(CURDIR)" > $@.part
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@# pip would compile on one core, and others' tests too; what no Python can compile, nobody imports
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib || true
 	@mv $@.part $@ # last, and as old as the start: what changed during the install counts as newer

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.speed.command import bench as measure
-from descant.cli.common import DataDir, reporting_errors
-from descant.view.terminal import make_console
+from descant.cli.common import reporting
+from descant.cli.options import DataDir
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -47,8 +47,8 @@ def bench(
     Without --quick this takes about ten minutes on two cores, and also shows how cost grows with clients,
     cohort and model.
     """
-    with reporting_errors("stopped: nothing is written"):
-        measure(make_console(), quick=quick, out=out, methods=methods, models=models, backends=backends,
+    with reporting("stopped: nothing is written") as console:
+        measure(console, quick=quick, out=out, methods=methods, models=models, backends=backends,
                 repetitions=repetitions, no_growth=no_growth)
 
 

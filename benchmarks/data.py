@@ -37,6 +37,7 @@ from descant.data.cache import ENVIRONMENT, data_dir
 from descant.data.partitions import Dirichlet, Partition, Shards
 from descant.data.samples import Dataset, Samples
 from descant.engine.batches import ClientTensors, LocalWork, Plan, View, plan_chunk
+from descant.engine.pool import Pool
 from descant.models import ModelSpec
 from descant.priors.solve import SGD, descend
 
@@ -95,11 +96,12 @@ def gathering() -> dict[str, float]:
     def train(model: Model, batch: Batch) -> Model:
         return descend(task, model, batch, SGD())[0]
 
+    pool = Pool.of(federation, task.dtype)
     reading, training = [], []
     with torch.no_grad(), one_thread():
         for number in range(ROUNDS):
             plan, tensors = plan_chunk(
-                federation, _RNG.choice(100, COHORT, replace=False), seed=0, purpose="local", number=number,
+                pool, _RNG.choice(100, COHORT, replace=False), seed=0, purpose="local", number=number,
                 batch=BATCH, work=LocalWork(steps=STEPS), per_step=1, dtype=task.dtype, draws=task.draws,
                 splits=())
             times = [time.perf_counter()]

@@ -42,9 +42,18 @@ def call(*args: object) -> Result:
     return Result(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
 
 
-def start(*args: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen([*COMMAND, *map(str, args)], cwd=cwd, env=ENVIRONMENT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+class Process(subprocess.Popen[str]):
+    """A process that does not outlive its test: at the end of a `with`, one that still runs is killed. A
+    Popen would be waited for, however long."""
+
+    def __exit__(self, *error: Any) -> None:
+        self.kill()
+        super().__exit__(*error)
+
+
+def start(*args: object, cwd: Path, **options: Any) -> Process:
+    return Process([*COMMAND, *map(str, args)], cwd=cwd, env=ENVIRONMENT, text=True,
+                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
 def finish(*args: object, cwd: Path) -> tuple[int, str, str]:
@@ -52,3 +61,15 @@ def finish(*args: object, cwd: Path) -> tuple[int, str, str]:
     with start(*args, cwd=cwd) as process:
         out, err = process.communicate(timeout=300)  # the machine may be busy
     return process.returncode, out, err
+
+
+def group_is_alive(group: int) -> bool:
+    """Whether any process of the group still runs (a zombie does not)."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(pgrp) == group and state != "Z":
+            return True
+    return False

@@ -1,7 +1,10 @@
-"""What every test shares: one thread, no display, property tests that repeat, and blank pictures."""
+"""What every test shares: one thread, no display, no waiting for disks, property tests that repeat, and blank
+pictures."""
 
 import io
 import os
+import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +25,52 @@ matplotlib.use("Agg")
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
+# torch.manual_seed writes down the stack it is called from for each kind of device that is not there, in case
+# it ever starts. Clients are seeded one by one, and the stack of a test is deep: it is an eighth of the time.
+for _devices in (torch.cuda, torch.xpu, torch.mtia):
+    if not _devices.is_available():
+        _devices.manual_seed_all = lambda seed: None
+
+# A shell ignores Ctrl-C for what it starts in the background, and so would all processes of the tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test cuts the power: what is written is there for whoever reads it, and disks need not be waited for.
+os.fsync = os.fdatasync = lambda descriptor: None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--first", action="store_true", help="of every test, the first case alone")
+    parser.addoption("--first", action="store_true",
+                     help="of every test that is neither slow nor thorough, the first case alone")
+
+
+_OF_A_FILE = re.compile(r"^pytestmark = .*pytest\.mark\.(slow|thorough)\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which no test is run are not imported either: some import much."""
+    if collection_path.suffix != ".py":
+        return None
+    text, chosen = collection_path.read_text(encoding="utf-8"), config.option.markexpr
+    if any(f"mark.{mark}" not in text for mark in chosen.split(" and ") if mark in ("slow", "alone")):
+        return True
+    whole = _OF_A_FILE.search(text)
+    if whole is None:
+        return None
+    return config.getoption("--first") or (whole[1], chosen) == ("slow", "not slow") or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # a test with a deadline of its own takes minutes: begun first, it is not waited for at the end
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     if not config.getoption("--first"):
         return
     first: dict[str, pytest.Item] = {}
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if item.get_closest_marker("slow") is None and item.get_closest_marker("thorough") is None:
             first.setdefault(item.nodeid.partition("[")[0], item)
-    others = [item for item in items if item not in set(first.values())]
-    config.hook.pytest_deselected(items=others)
+    kept = set(first.values())
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = first.values()
 
 

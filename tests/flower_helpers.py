@@ -10,13 +10,17 @@ from typing import Any
 
 from torch import nn
 
+from descant.core.permit import ran
 from descant.deploy.backend import Rules
 from descant.deploy.client import Client
 from descant.deploy.server import run_server
 from descant.deploy.transport import Connection, Events, NoReply, Payload, Reply
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run
+from helpers import on_any_model
 
+CLIENTS = 4
+DATA = {str(k): f"digits:{k}" for k in range(CLIENTS)}
 Answer = Callable[[Payload], Payload | NoReply | None]  # None: no reply comes
 
 
@@ -50,6 +54,7 @@ class MemoryServer:
         self.since = dict.fromkeys(self.ids, 0)
         self.offline: set[str] = set()
         self.is_open = True
+        self.largest = 0
         self._named = named
         self._replies: dict[str, Payload | NoReply] = {}
         self._count = 0
@@ -57,6 +62,9 @@ class MemoryServer:
     def connected(self) -> dict[int, Connection]:
         return {node: Connection(name if self._named else "", str(self.since[node]))
                 for node, name in self.ids.items() if name in self.answers and name not in self.offline}
+
+    def expect(self, count: int) -> None:
+        self.largest = count
 
     def send(self, payloads: Mapping[int, Payload], seconds: float) -> dict[int, str]:
         made = {}
@@ -104,6 +112,19 @@ class MemoryClient:
         events.connected()
         stop.wait()
         self._server.offline.add(self._name)
+
+
+def experiment(method: str, **changes: Any) -> Experiment:
+    """The digits, two classes a client."""
+    tables: dict[str, Any] = {
+        "data": {"dataset": "digits", "partition": "classes", "clients": CLIENTS, "classes_per_client": 2},
+        "model": {"name": "mclr"}, "algorithm": {"name": method} | on_any_model(method),
+        "train": {"rounds": 3, "batch": 20, "local": {"steps": 3}, "dtype": "float64", "backend": "loop"},
+        "eval": {"every": 2},
+    }
+    for name, fields in changes.items():
+        tables[name] = tables[name] | fields
+    return Experiment.parse(tables, ran())
 
 
 def make_clients(data: dict[str, str], directory: Path, observer: Any = None, **options: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
@@ -12,12 +13,16 @@ import torch
 from torch import Tensor, nn
 
 import descant
+from descant.algorithms import ALGORITHMS
 from descant.core import fields
 from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
 from descant.core.splits import Table
 from descant.core.tree import Tree, leaves, map_tree
 from descant.data.cache import data_dir
+from descant.data.ragged import CLASSES
+from descant.data.ragged import SIZES as SIZES
+from descant.data.ragged import ragged as ragged
 from descant.engine.backends.base import Backend
 from descant.engine.backends.choose import make_backend
 from descant.engine.evaluation import Evaluation, evaluate
@@ -25,27 +30,7 @@ from descant.engine.rounds import RoundReport, Training
 from descant.engine.settings import Train
 from descant.engine.work import Work
 from descant.models import DNN, make_task
-
-# Training rows of the ragged federation's clients: more and fewer than a batch, and a single one.
-SIZES = (9, 5, 1, 7, 3)
-SHAPE = (1, 4, 4)
-CLASSES = 3
-
-
-def ragged(sizes: Sequence[int] = SIZES, *, shape: tuple[int, ...] = SHAPE, classes: int | None = CLASSES,
-           seed: int = 0) -> Federation:
-    """Clients of very different sizes; 2, 4, ... have no validation rows, client 1 has no test rows."""
-    rng = np.random.default_rng(seed)
-    held_out = [0 if k and k % 2 == 0 else 2 + k % 4 for k in range(len(sizes))]
-    tested = [0 if k == 1 else 3 + k % 2 for k in range(len(sizes))]
-    order = rng.permutation(sum(sizes) + sum(held_out) + sum(tested))  # nobody's rows lie together
-    lists = np.split(order, np.cumsum([*sizes, *held_out, *tested])[:-1])
-    n = len(sizes)
-    y = rng.integers(classes, size=len(order)) if classes is not None else rng.standard_normal(len(order))
-    x = rng.standard_normal((len(order), *shape)) + y.reshape(-1, *[1] * len(shape)) / 2
-    return Federation(torch.from_numpy(x), torch.from_numpy(y), Table.of(lists[:n]),
-                      Table.of(lists[n : 2 * n]), Table.of(lists[2 * n :]), classes,
-                      tuple(f"client{k}" for k in range(n)))
+from descant.testing import batchnorm_net
 
 
 def require_data(name: str) -> None:
@@ -75,11 +60,6 @@ def _seeded(make: Any) -> nn.Module:
     return module
 
 
-def batchnorm_net() -> nn.Module:
-    return _seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(),
-                                         nn.Dropout(0.3), nn.Linear(6, CLASSES)))
-
-
 def conv_net() -> nn.Module:
     return _seeded(lambda: nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(),
                                          nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, CLASSES)))
@@ -97,6 +77,11 @@ MODELS = {
     "conv": conv_net,
     "groupnorm": groupnorm_net,
 }
+
+
+def on_any_model(name: str) -> dict[str, Any]:
+    """The fields with which a method works on every model: the layers that it shares are its weights."""
+    return {} if getattr(ALGORITHMS[name], "shared", "all") == "all" else {"shared": ["*weight"]}
 
 
 class Engine(NamedTuple):
@@ -134,7 +119,7 @@ class Engine(NamedTuple):
 
     def personal(self) -> Tree:
         """What every client that took part predicts with."""
-        message = self.training.work.algorithm.broadcast(self.server, self.training.round_of(self.everyone))
+        message = self.training.work.algorithm.participant(self.server, self.training.round_of(self.everyone))
         done, values, failed, *_ = self.backend.run("personalize", self.everyone, self.training.number,
                                                    message, self.states())
         assert not failed
@@ -188,3 +173,24 @@ def finite_differences(f: Any, at: Tensor, h: float = 1e-6) -> Tensor:
     """The gradient of a scalar function by central differences; the error is O(h^2) + O(eps / h)."""
     steps = h * torch.eye(at.numel(), dtype=at.dtype)
     return torch.stack([(f(at + step) - f(at - step)) / (2 * h) for step in steps])
+
+
+class PoolHere:
+    """In place of a pool of processes: jobs are done in this one, when they are submitted."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __enter__(self) -> PoolHere:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def submit(self, play: Any, job: Any) -> Any:
+        future: Any = concurrent.futures.Future()
+        try:
+            future.set_result(play(job))
+        except Exception as error:
+            future.set_exception(error)
+        return future

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 LABELS = ("localtrain", "fedavg", "fedprox", "pfedme", "ditto", "perfedavg", "cgpfl", "pfedbred", "fedmap",
           "fedavg, tuned after")
@@ -61,7 +61,7 @@ def page_data(methods: int = 5, seeds: int = 3, rounds: int = 60, clients: int =
         "notes": ["Three seeds tell large differences only; five or more are better."],
         "population_words": "This speaks of new rows of these clients.", "metric_why": None,
         "metric": "accuracy", "curve_metric": "accuracy", "lower_is_better": False, "confidence": "95 %",
-        "columns": COLUMNS, "table": table,
+        "columns": COLUMNS, "table": table, "paper": None,
         "methods": [{"label": label, "name": label.split(",")[0],
                      "settings": {"lam": 15.0 - k, "eta": 0.005, "local": {"steps": 20}},
                      "rounds": rounds, "added": k == 0, "tuned": {"lam": 15.0 - k} if k == 3 else None}
@@ -176,18 +176,42 @@ def _clusters(rng: np.random.Generator, clients: int, rounds: int, points: int) 
 # -- a browser ---------------------------------------------------------------------------------------
 
 
+_open: list[Browser] = []  # the browser that all pages share, while there is one
+
+
 @contextmanager
-def browser_page(width: int = 1280, height: int = 900, dark: bool = False, **context: Any) -> Iterator[Page]:
-    """A page of a browser of its own; touches and clicks as on a desk."""
+def _launched() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         try:
-            yield browser.new_page(viewport={"width": width, "height": height},
-                                   color_scheme="dark" if dark else "light", **context)
+            yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def one_browser() -> Iterator[None]:
+    """Until this ends, pages are opened in one browser."""
+    with _launched() as browser:
+        _open.append(browser)
+        try:
+            yield
+        finally:
+            _open.remove(browser)
+
+
+@contextmanager
+def browser_page(width: int = 1280, height: int = 900, dark: bool = False, **context: Any) -> Iterator[Page]:
+    """A page that shares nothing with others; touches and clicks as on a desk."""
+    with nullcontext(_open[0]) if _open else _launched() as browser:
+        page = browser.new_page(viewport={"width": width, "height": height},
+                                color_scheme="dark" if dark else "light", **context)
+        try:
+            yield page
+        finally:
+            page.close()
 
 
 def draw_all(page: Page) -> None:

@@ -47,7 +47,7 @@ class Engine:
     def models(self) -> Tensor:
         work, training = self._training.work, self._training
         clients = training.sample()[0][:COMPARED]
-        message = work.algorithm.broadcast(training.server, training.round_of(clients))
+        message = work.algorithm.participant(training.server, training.round_of(clients))
         personal = self._backend.run("personalize", clients, training.number, message,
                                      training.store.read(clients)).values
         shared = work.algorithm.global_model(training.server)

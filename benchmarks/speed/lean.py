@@ -25,6 +25,7 @@ from descant.algorithms.pfedbred import pFedBreD
 from descant.algorithms.pfedme import pFedMe
 from descant.core.task import inputs
 from descant.engine.batches import LocalWork, plan_chunk
+from descant.engine.pool import Pool
 from descant.engine.rounds import Training
 
 
@@ -88,9 +89,9 @@ class Lean:
         """The rows of each client's batches, end to end, as places in its own list."""
         train = self._case.federation.train
         _, tensors = plan_chunk(
-            self._case.federation, self._cohort, seed=SEED, purpose="local", number=self._sampling.number,
-            batch=BATCH, work=LocalWork(steps=self._case.batches), per_step=1, dtype=torch.float32,
-            draws=False, splits=())
+            Pool.as_it_lies(self._case.federation), self._cohort, seed=SEED, purpose="local",
+            number=self._sampling.number, batch=BATCH, work=LocalWork(steps=self._case.batches), per_step=1,
+            dtype=torch.float32, draws=False, splits=())
         return [torch.from_numpy(_places(train[int(client)], rows.numpy()))
                 for client, rows in zip(self._cohort, tensors.rows, strict=True)]
 

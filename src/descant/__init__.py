@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from descant import algorithms, data, models
-    from descant.api import load, resume, run
+    from descant.api import compare, load, report, resume, run, tune
     from descant.core.algorithm import Algorithm, Message, Round
     from descant.core.federation import Federation
     from descant.core.task import Batch, FunctionTask, Task
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from descant.experiment.run import Run
     from descant.models.module import ModuleTask
     from descant.priors.quadratic import Flat, Gaussian
-    from descant.priors.solve import SGD, Adam, Proximal
+    from descant.priors.solve import SGD, Adam, AdamW, Proximal
+    from descant.view.objects import Comparison, Search
 
     __version__: str
 
@@ -28,13 +29,16 @@ if TYPE_CHECKING:
 _HOME = {
     "Algorithm": "descant.core.algorithm", "Message": "descant.core.algorithm",
     "Round": "descant.core.algorithm",
-    "load": "descant.api", "resume": "descant.api", "run": "descant.api",
+    "compare": "descant.api", "load": "descant.api", "report": "descant.api", "resume": "descant.api",
+    "run": "descant.api", "tune": "descant.api",
+    "Comparison": "descant.view.objects", "Search": "descant.view.objects",
     "federation": "descant.data",
     "DescantError": "descant.errors", "UsageError": "descant.errors",
     "Experiment": "descant.experiment.config", "Run": "descant.experiment.run",
     "Federation": "descant.core.federation",
     "Flat": "descant.priors.quadratic", "Gaussian": "descant.priors.quadratic",
-    "SGD": "descant.priors.solve", "Adam": "descant.priors.solve", "Proximal": "descant.priors.solve",
+    "SGD": "descant.priors.solve", "Adam": "descant.priors.solve", "AdamW": "descant.priors.solve",
+    "Proximal": "descant.priors.solve",
     "Batch": "descant.core.task", "FunctionTask": "descant.core.task", "ModuleTask": "descant.models.module",
     "Task": "descant.core.task",
     "Model": "descant.core.vector",
@@ -43,9 +47,10 @@ _MODULES = {"algorithms": "descant.algorithms", "data": "descant.data", "export"
             "models": "descant.models"}
 
 __all__ = [
-    "SGD", "Adam", "Algorithm", "Batch", "DescantError", "Experiment", "Federation", "Flat", "FunctionTask",
-    "Gaussian", "Message", "Model", "ModuleTask", "Proximal", "Round", "Run", "Task", "UsageError",
-    "__version__", "algorithms", "data", "export", "federation", "load", "models", "resume", "run",
+    "SGD", "Adam", "AdamW", "Algorithm", "Batch", "Comparison", "DescantError", "Experiment", "Federation",
+    "Flat", "FunctionTask", "Gaussian", "Message", "Model", "ModuleTask", "Proximal", "Round", "Run",
+    "Search", "Task", "UsageError", "__version__", "algorithms", "compare", "data", "export", "federation",
+    "load", "models", "report", "resume", "run", "tune",
 ]
 
 

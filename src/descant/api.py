@@ -1,24 +1,42 @@
-"""descant from Python."""
+"""descant from Python: runs, comparisons, searches, with the words of the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
+from descant.comparison import plan as planning
+from descant.comparison import tune as searching
+from descant.comparison.conduct import Asked, conduct, require_no_failures
+from descant.comparison.methods import Listed
+from descant.comparison.plan import Budget, Population, Splits
 from descant.core import fields
 from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
 from descant.core.losses import Loss, LossName
+from descant.core.permit import ran
 from descant.core.task import Task
 from descant.engine.settings import Eval, Train
-from descant.errors import UsageError
+from descant.errors import DescantError, UsageError
+from descant.experiment import config, methods
 from descant.experiment import run as runs
-from descant.experiment.config import parse_algorithm
-from descant.experiment.run import Observer, Run, Setup
+from descant.experiment.config import Experiment
+from descant.experiment.observe import Callback, Calling, Observer, require_observer
+from descant.experiment.run import Run, Setup
 from descant.models import ModelSpec, NetworkSpec, TaskSpec, make_task, named
+from descant.view.comparison import draw, write_page
+from descant.view.objects import Comparison, Search
+from descant.view.progress import Shown, counting
+from descant.view.script import Bar, is_watched
+from descant.view.script import console as script_console
+
+Described: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Experiment | Federation
+Settings: TypeAlias = Mapping[str, Any] | Sequence[str]  # {"train.rounds": 5}, or ["train.rounds=5"]
 
 
 def run(
@@ -31,6 +49,10 @@ def run(
     resume: bool = False,
     eval: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    on_round: Callback | None = None,
+    on_evaluate: Callback | None = None,
+    progress: bool | None = None,
+    initial: Mapping[str, Tensor] | None = None,
     **train: Any,
 ) -> Run:
     """Train a federation; returns the run, with its figures and every client's model.
@@ -38,12 +60,19 @@ def run(
     `train` are the fields of the [train] section: `rounds`, `cohort`, `batch`, `local={"steps": 20}`, `seed`,
     `backend`, `dtype` and so on; `eval` those of [eval]. With `out` the run is kept in a directory: the same
     call with `resume=True` continues it after a kill, or loads it if it is finished. Without, it is in
-    memory.
+    memory. `progress` shows a bar on standard error; by default where that is a terminal or a notebook. An
+    `observer` (`descant.experiment.observe.Observer`) takes its place. `on_round(run, row)` is called after
+    every round and `on_evaluate(run, row)` after every evaluated one, with its line of metrics; `run.stop()`
+    in them ends the run. `initial` is a `state_dict` with which a network starts in place of its own
+    parameters.
     """
+    place = None if out is None else _where(out)
     if not isinstance(federation, Federation):
         raise UsageError(f"federation must be a Federation, not {type(federation).__name__}: "
                          "make one with descant.federation(...) or Federation.from_arrays(...)")
-    method = parse_algorithm({"name": algorithm}) if isinstance(algorithm, str) else algorithm
+    # a place is named by the program itself, and needs no permit
+    method = (fields.parse(methods.find(algorithm, "algorithm.name"), {}, "algorithm")
+              if isinstance(algorithm, str) else algorithm)
     if not isinstance(method, Algorithm):
         raise UsageError("algorithm must be a name or a method such as FedAvg() (with brackets), "
                          f"not {algorithm!r}")
@@ -51,27 +80,36 @@ def run(
         raise UsageError(f'eval must hold the fields of [eval], such as {{"every": 5}}, not {eval!r}')
     settings = fields.parse(Train, train, "train")
     federation = federation.to(settings.torch_dtype)
-    task = make_task(model, federation, loss=loss, dtype=settings.torch_dtype, seed=settings.seed)
+    task = make_task(model, federation, loss=loss, dtype=settings.torch_dtype, seed=settings.seed,
+                     initial=initial)
     if task.dtype != settings.torch_dtype:
         raise UsageError(f"the task is in {task.dtype}, but train.dtype is {settings.dtype}: "
                          "make them the same")
-    setup = Setup(method, task, federation, settings, fields.parse(Eval, eval or {}, "eval"),
-                  _origin(federation, model, loss), _section(model, loss))
-    if not resume:
-        return runs.start(setup, None if out is None else Path(out), observer)
-    if out is None:
-        raise UsageError("resume=True needs the directory of the run as out")
-    if not (Path(out) / "config.toml").exists():
-        return runs.start(setup, Path(out), observer)
-    return runs.resume(Path(out), setup, observer=observer)
-
-
-def _origin(federation: Federation, model: Any, loss: Any) -> dict[str, Any] | None:
-    """The [data] and [model] sections, if everything came from the registries."""
     section = _section(model, loss)
-    if federation.origin is None or section is None or callable(loss):
-        return None
-    return {"data": dict(federation.origin), "model": section}
+    # the [data] and [model] sections, if everything came from the registries
+    own = section is None or initial is not None or callable(loss)
+    origin = None if federation.origin is None or own else {
+        "data": dict(federation.origin), "model": section}
+    setup = Setup(method, task, federation, settings, fields.parse(Eval, eval or {}, "eval"), origin, section)
+    if resume and place is None:
+        raise UsageError("resume=True needs the directory of the run as out")
+    with _watching(observer, progress, on_round, on_evaluate) as watcher:
+        if resume and place is not None and (place / "config.toml").exists():
+            return runs.resume(place, setup, observer=watcher)
+        return runs.start(setup, place, watcher)
+
+
+@contextmanager
+def _watching(observer: Observer | None, progress: bool | None, on_round: Callback | None = None,
+              on_evaluate: Callback | None = None) -> Iterator[Observer]:
+    """The user's observer, or a bar where somebody looks; and the user's functions."""
+    if observer is not None:
+        require_observer(observer)
+    elif is_watched() if progress is None else progress:
+        with Bar() as bar:
+            yield Calling(bar, on_round, on_evaluate)
+            return
+    yield Calling(observer, on_round, on_evaluate)
 
 
 def _section(model: Any, loss: Any) -> dict[str, Any] | None:
@@ -83,12 +121,132 @@ def _section(model: Any, loss: Any) -> dict[str, Any] | None:
 
 
 def resume(out: str | Path, *, rounds: int | None = None, observer: Observer | None = None,
-           allow: Collection[str] = ()) -> Run:
+           allow: Collection[str] = (), progress: bool | None = None, on_round: Callback | None = None,
+           on_evaluate: Callback | None = None) -> Run:
     """Continue the run in a directory, bit for bit; `rounds` extends it. Code that the directory names is
     imported only if its package is in `allow`, or in the user's settings."""
-    return runs.resume(Path(out), None, rounds, observer, allow)
+    with _watching(observer, progress, on_round, on_evaluate) as watcher:
+        return runs.resume(_where(out), None, rounds, watcher, allow)
 
 
 def load(out: str | Path, *, allow: Collection[str] = ()) -> Run:
     """The figures and models of a run from its directory; `allow` as for `resume`."""
-    return runs.load(Path(out), allow=allow)
+    return runs.load(_where(out), allow=allow)
+
+
+def compare(experiment: Described, out: str | os.PathLike[str], *, algorithms: Listed | None = None,
+            seeds: Sequence[int] = (0, 1, 2, 3, 4), until_decided: bool = False, splits: Splits | None = None,
+            jobs: int = 1, budget: Budget = "steps", tune: int = 0, metric: str | None = None,
+            population: Population | Literal["new-clients"] | None = None, baselines: bool = True,
+            set: Settings = (), allow: Collection[str] = (), progress: bool | None = None,
+            model: Any = None, **train: Any) -> Comparison:
+    """Compare methods on the same federation, as `descant compare` does, with the same words.
+
+    `experiment` is a TOML file, its sections as a dict, an `Experiment`, or a federation that was made of a
+    dataset or a folder; with that one, `model`, `eval` and the fields of [train] are given here, as for
+    `descant.run`. `algorithms` is text as on the command line, or a list of methods: names, objects such as
+    `Ditto(lam=0.5)`, tables as in a file. `set` changes single fields: `{"train.rounds": 20}`. The same call
+    finishes what is missing, and methods and seeds can be added. `progress` shows on standard error how far
+    it is; by default where that is a terminal or a notebook.
+    """
+    place, permit = _where(out), ran(allow)
+    asked = Asked(algorithms, _seeds(seeds), until_decided, splits, jobs, budget, tune, metric,
+                  "new clients" if population == "new-clients" else population, baselines,
+                  f"descant.compare(..., {str(place)!r})")
+    tables = _tables(experiment, set, model, train)
+    plan, failed = conduct(tables, place, asked, permit, Shown(script_console(progress)), draw)
+    require_no_failures(failed)
+    return Comparison(place, plan, permit.allow)
+
+
+def report(directory: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Comparison:
+    """Make a page of a comparison, as `descant report` does, and return the comparison."""
+    place = _where(directory)
+    plan = planning.read(place)
+    write_page(place, None if out is None else _where(out))
+    return Comparison(place, plan)
+
+
+def tune(experiment: Described, trials: int, out: str | os.PathLike[str], *,
+         algorithm: Algorithm | str | None = None, fixed: Collection[str] = (), set: Settings = (),
+         allow: Collection[str] = (), progress: bool | None = None, model: Any = None, **train: Any
+         ) -> Search:
+    """Search the hyper-parameters of an experiment's method by validation, with so many trials.
+
+    `experiment`, `set`, `model` and the fields of [train] are those of `descant.compare`; `algorithm` takes
+    the place of the experiment's method. Fields in `fixed`, such as `["lam"]`, are not searched. The same
+    call continues a search that was stopped, and one with more trials extends it. A comparison searches in
+    the same way (`tune=N`), with a seed and a split that no reported run has.
+    """
+    if not isinstance(trials, int) or isinstance(trials, bool):
+        raise UsageError(f"trials must be a whole number, not {trials!r}")
+    place, permit = _where(out), ran(allow)
+    tables = _tables(experiment, set, model, train)
+    if algorithm is not None:
+        tables |= {"algorithm": _algorithm_table(algorithm)}
+    made = Experiment.parse(tables, permit)
+    with counting(script_console(progress), trials * made.train.rounds, "round") as show:
+        found = searching.search(made, trials, place, fixed=fixed, progress=show)
+    if isinstance(found, searching.Untrained):
+        raise DescantError(f"{made.algorithm.name}: {found.why}")
+    return Search(place, found)
+
+
+def _algorithm_table(algorithm: Algorithm | str) -> dict[str, Any]:
+    if isinstance(algorithm, Algorithm):
+        table: dict[str, Any] = fields.dump(algorithm)
+        return table
+    methods.find(algorithm, "algorithm")
+    return {"name": algorithm}
+
+
+# -- what a call says ----------------------------------------------------------------------------------
+
+
+def _tables(experiment: Described, settings: Settings, model: Any, train: Mapping[str, Any]
+              ) -> dict[str, Any]:
+    """The sections of an experiment. `model` and `train` are for a federation, and for nothing else."""
+    if isinstance(experiment, Federation):
+        return config.override(_of_federation(experiment, model, train), settings)
+    if train or model is not None:
+        word = "model" if model is not None else next(iter(train))
+        raise UsageError(f"{word} is in the experiment already: change it with set={{...}}, such as "
+                         'set={"train.rounds": 5}')
+    if isinstance(experiment, Experiment):
+        tables: Mapping[str, Any] = experiment.dump()
+    elif isinstance(experiment, Mapping):
+        tables = experiment
+    elif isinstance(experiment, str | os.PathLike):
+        tables = config.read_toml(Path(experiment))
+    else:
+        raise UsageError("the experiment must be a TOML file, its sections, an Experiment or a Federation, "
+                         f"not a {type(experiment).__name__}")
+    return config.override(tables, settings)
+
+
+def _of_federation(federation: Federation, model: Any, train: Mapping[str, Any]) -> dict[str, Any]:
+    if federation.origin is None:
+        raise UsageError("several runs are made in processes of their own, which make the federation again, "
+                         "and this one was made of arrays: keep the rows in a folder, one file for each "
+                         "client, and give descant.federation(folder, ...)")
+    spec = named(model) if isinstance(model, str) else model
+    if not isinstance(spec, NetworkSpec | TaskSpec | None):
+        raise UsageError("several runs are made in processes of their own, which make the model again: give "
+                         f'its name, or the place of a function as "package.module:function", not {model!r}')
+    own = dict(train)
+    sections = {"data": dict(federation.origin), "eval": own.pop("eval", None) or {}, "train": own}
+    return sections | ({} if spec is None else {"model": ModelSpec(spec).dump()})
+
+
+def _where(out: Any) -> Path:
+    """The directory that is named by `out`."""
+    if not isinstance(out, str | os.PathLike):
+        raise UsageError(f"out must be the path of a directory, not {out!r}")
+    return Path(out)
+
+
+def _seeds(seeds: Any) -> list[int]:
+    if isinstance(seeds, str) or not isinstance(seeds, Collection) or not all(
+            isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds):
+        raise UsageError(f"seeds must be whole numbers, such as [0, 1, 2], not {seeds!r}")
+    return list(seeds)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONG = 200  # characters of a name that is repeated
+COMPARED = 1000  # names among which a near one is looked for
+
 
 class DescantError(Exception):
     """Something went wrong that the user can act on (exit code 1)."""
@@ -17,9 +20,11 @@ class UsageError(DescantError, ValueError):
 def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name)[:LONG], names[:COMPARED], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UsageError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names) or 'none'}")
+    more = f" and {len(names) - COMPARED:,} more" if len(names) > COMPARED else ""
+    listed = ", ".join(names[:COMPARED]) + more
+    return UsageError(f"unknown {kind} {name!r:.{LONG}}: {hint}known are {listed or 'none'}")
 
 
 def first_line(error: Exception) -> str:

@@ -21,6 +21,7 @@ from descant.core.splits import Table
 from descant.core.task import Batch
 from descant.core.tree import take
 from descant.engine.batches import LocalWork, View, plan_chunk
+from descant.engine.pool import Pool
 from descant.priors.solve import SGD
 from helpers import assert_same, batchnorm_net, engine, quadratics, ragged, unbalanced
 
@@ -187,7 +188,7 @@ def seen(batch: int | str, per_step: int, **work: int) -> list[list[list[int]]]:
     """[client][batch] the places in its training list of the rows that a client is given."""
     federation = ragged(SIZES)
     plan, tensors = plan_chunk(
-        federation, np.arange(5), seed=3, purpose="local", number=2, batch=batch,  # type: ignore[arg-type]
+        Pool.as_it_lies(federation), np.arange(5), seed=3, purpose="local", number=2, batch=batch,  # type: ignore[arg-type]
         work=LocalWork(**work), per_step=per_step, dtype=torch.float64, draws=False, splits=("train",),
         disjoint=True)
     found = []
@@ -221,7 +222,7 @@ def test_the_batches_of_a_step_share_no_rows(batch: int | str, work: dict[str, i
 
 def test_one_batch_a_step_is_drawn_as_ever() -> None:
     federation = ragged(SIZES)
-    plans = [plan_chunk(federation, np.arange(5), seed=1, purpose="local", number=1, batch=4,
-                        work=LocalWork(epochs=2), per_step=1, dtype=torch.float64, draws=False,
+    plans = [plan_chunk(Pool.of(federation, torch.float64), np.arange(5), seed=1, purpose="local", number=1,
+                        batch=4, work=LocalWork(epochs=2), per_step=1, dtype=torch.float64, draws=False,
                         splits=("train",), disjoint=disjoint)[1] for disjoint in (False, True)]
     assert_same(plans[0], plans[1])

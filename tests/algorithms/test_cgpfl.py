@@ -597,7 +597,7 @@ def test_unstable_steps_are_cautioned_against() -> None:
 CLUSTERED = descant.federation("logistic", clients=18, clusters=3, separation=3.0, rows=24)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_the_clusters_of_a_run_are_drawn(tmp_path: Path) -> None:
     """With and without a choice of K, few and many clusters, clients that come late; from the files."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from descant.algorithms import (
     ALGORITHMS,
+    APFL,
     CGPFL,
     SCAFFOLD,
     Dichotomous,
@@ -26,6 +27,7 @@ from descant.algorithms import (
     FedMAP,
     FedProx,
     OneStageFedProx,
+    PerFedAvg,
     pFedBreD,
     pFedGT,
     pFedMe,
@@ -193,7 +195,8 @@ def test_every_cluster_learns_a_variance_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "pfedme", "pfedbred", "one_stage_fedprox",
-                                  "cgpfl", "fedmap", "dichotomous", "pfedgt", "scaffold"])
+                                  "cgpfl", "fedmap", "dichotomous", "pfedgt", "scaffold", "perfedavg",
+                                  "apfl"])
 def test_aggregation_momentum_for_any_method_that_averages(name: str) -> None:
     """One round with aggregation step b takes w to w + b (mean - w); the mean is where b = 1 takes it."""
     def method(b: float) -> Algorithm:
@@ -206,7 +209,8 @@ def test_aggregation_momentum_for_any_method_that_averages(name: str) -> None:
             "cgpfl": CGPFL(K=1, lam=0.5, eta=0.3, beta=0.3, alpha=b),
             "fedmap": FedMAP(FixedVariance(2.0), solver, weights="samples", server_lr=2.0 * b),
             "dichotomous": Dichotomous(solver, beta=b), "pfedgt": pFedGT(solver=solver, eta_s=b),
-            "scaffold": SCAFFOLD(eta_l=0.3, eta_g=b),
+            "scaffold": SCAFFOLD(eta_l=0.3, eta_g=b), "apfl": APFL(solver=solver, beta=b),
+            "perfedavg": PerFedAvg(alpha=0.3, beta=0.3, server_lr=b),
         }
         return methods[name]
 
@@ -352,7 +356,7 @@ def test_groups_are_for_methods_with_a_server_mean(name: str) -> None:
 
 @pytest.mark.parametrize(("table", "told"), [
     ({"name": "ditto", "groups": {"name": "spectral"}}, "algorithm.groups.name.*spectral.*kmeans"),
-    ({"name": "ditto", "groups": {"K": "many"}}, "algorithm.groups.K must be integer"),
+    ({"name": "ditto", "groups": {"K": "many"}}, "algorithm.groups.K must be an integer"),
     ({"name": "ditto", "groups": 3}, "algorithm.groups must be { kmeans }"),
     ({"name": "fedmap", "init": "client", "groups": {"K": 2}}, "groups.k_rounds = 2 or more"),
     ({"name": "pfedbred", "lam": {"name": "learned"}, "family": {"name": "poisson"}, "groups": {"K": 2}},

@@ -26,7 +26,13 @@ from descant.core.vector import Model
 from descant.errors import UsageError
 from descant.priors.belief import GaussianState, Tempered, Upload
 from descant.priors.energy import Energy, InputConvex, Learned
-from descant.priors.precision import Adaptive, FixedVariance, LearnedVariance, stationary_s
+from descant.priors.precision import (
+    Adaptive,
+    DiagonalVariance,
+    FixedVariance,
+    LearnedVariance,
+    stationary_s,
+)
 from descant.priors.solve import SGD, Adam, Proximal
 from descant.theory.envelope import MeanAndVariance, as_energy, client_losses, envelope
 from helpers import Engine, assert_same, engine, finite_differences, quadratics, ragged, unbalanced
@@ -43,6 +49,8 @@ NONE = torch.zeros(0, dtype=torch.float64)
 # With lam = 2, a gradient step shrinks the error of theta by I - lr (H_i + lam), eigenvalues of H_i + lam in
 # [2.2, 3]: 0.154 at worst with lr = 2 / 5.2, and 0.154^18 = 2e-15. So these local solutions are exact.
 SIGMA2 = 0.5
+VARIANCES = torch.tensor([0.5, 4.0, 1.0, 2.0], dtype=torch.float64)
+DIAGONAL = DiagonalVariance(tuple(VARIANCES.tolist()))
 EXACT = SGD(lr=2 / 5.2)
 
 
@@ -104,6 +112,40 @@ def test_the_fixed_point() -> None:
             e.play(50)
             close(e.model.theta, w, 1e-9)
             close(e.personal().theta, local_solutions(w, lam), 1e-9)
+
+
+def test_the_fixed_point_with_a_variance_for_each_coordinate() -> None:
+    """Eq. 16: the same with P = diag(1 / sigma2_j) in place of lam I."""
+    P = torch.diag(1 / VARIANCES)
+    B = torch.linalg.solve(H + P, H)
+    w = torch.linalg.solve(torch.einsum("i,ijk->jk", COUNTS, B), torch.einsum("i,ijk,ik->j", COUNTS, B, A))
+    method = FedMAP(DIAGONAL, SGD(lr=0.5), weights="samples")
+    with engine(method, FEDERATION, "quadratic", **settings(5)) as e:
+        e.play(150)
+        close(e.model.theta, w, 1e-9)
+        close(e.personal().theta, local_solutions(w, 1 / VARIANCES), 1e-9)
+
+
+def test_equal_variances_are_one_variance() -> None:
+    one = FedMAP(FixedVariance(SIGMA2), SGD(lr=0.3), server_lr=0.2)
+    each = FedMAP(DiagonalVariance((SIGMA2,) * 4), SGD(lr=0.3), server_lr=0.2)
+    with engine(one, FEDERATION, "quadratic", **settings(3)) as e, \
+         engine(each, FEDERATION, "quadratic", **settings(3)) as f:
+        e.play(5)
+        f.play(5)
+        close(e.model.theta, f.model.theta, 1e-14)
+        close(e.personal().theta, f.personal().theta, 1e-14)
+
+
+def test_a_variance_for_each_coordinate_is_one_for_each() -> None:
+    with pytest.raises(UsageError, match="sigma2 has 2 numbers for 4 coordinates"), \
+         engine(FedMAP(DiagonalVariance((1.0, 2.0))), FEDERATION, "quadratic"):
+        pass
+    for wrong in ((), (1.0, 0.0), (1.0, -1.0)):
+        with pytest.raises(UsageError, match="sigma2 must be numbers greater than 0"):
+            DiagonalVariance(wrong)
+    [caution] = FedMAP(DiagonalVariance((0.1, 5.0)), server_lr=0.3).cautions()
+    assert "server_lr = 0.3 with sigma2 = 0.1" in caution
 
 
 def test_pfedme_with_one_local_round_and_eta_1_over_lam() -> None:
@@ -221,12 +263,12 @@ def unflat(like: Tree, vector: Tensor) -> Tree:
     return tree.rebuild(like, {n: p.reshape(t.shape) for n, p, t in zip(names, parts, tensors, strict=True)})
 
 
-def gamma_of(server: Tree) -> Tree:
-    """The server's state without statistics, as `envelope` knows it."""
+def gamma_of(server: Tree, prior: Any) -> Tree:
+    """The server's state without statistics, and without variances that are fixed, as `envelope` knows it."""
     if isinstance(server, Learned):
         return server.gamma
     mean = server.mean.theta
-    return MeanAndVariance(mean, server.pull) if isinstance(server.pull, Tensor) else mean
+    return MeanAndVariance(mean, server.pull) if isinstance(prior, LearnedVariance) else mean
 
 
 NETWORK = InputConvex(hidden=2, sigma2=1.0, kappa=2.0, epsilon=0.05)
@@ -234,6 +276,7 @@ S0 = torch.tensor([0.5, 2.0, 0.1, 7.0], dtype=torch.float64)
 LR = 0.3
 THEOREM: dict[str, tuple[Any, Tree]] = {
     "fixed": (FixedVariance(SIGMA2), GaussianState(Model(W0, NONE), ())),
+    "diagonal": (DIAGONAL, GaussianState(Model(W0, NONE), 1 / VARIANCES)),
     "learned": (LearnedVariance(c=0.5, epsilon=0.01, lr=LR), GaussianState(Model(W0, NONE), S0)),
     "robust": (Robust(), Learned(W0, NONE)),
     "input_convex": (NETWORK, Learned(NETWORK.init(W0, np.random.default_rng(0)), NONE)),
@@ -253,10 +296,10 @@ def test_the_server_steps_down_the_gradient_of_m(case: str, likelihood: Any) -> 
     method = FedMAP(prior, SGD(lr=0.55), weights="samples", server_lr=LR, likelihood=likelihood)
     with engine(method, FEDERATION, "quadratic", **settings(steps)) as e:
         losses = client_losses(e.training.work.task, e.training.work.federation, likelihood)
-        gamma = gamma_of(server)
+        gamma = gamma_of(server, prior)
         e.training.server = server
         e.play()
-        step, thetas = (flat(gamma) - flat(gamma_of(e.server))) / LR, e.personal().theta
+        step, thetas = (flat(gamma) - flat(gamma_of(e.server, prior))) / LR, e.personal().theta
     found = envelope(losses, prior, gamma, COUNTS)
     close(thetas, found.thetas, 1e-8)
     close(step, flat(found.grad), 1e-8)
@@ -635,7 +678,7 @@ def test_a4_by_rounds() -> None:
     ({"temperature": 0}, "temperature must be greater than 0"),
     ({"temperature": -2.0}, "temperature must be greater than 0"),
     ({"server_lr": 0}, "server_lr must be greater than 0"),
-    ({"server_lr": "median"}, 'server_lr must be number or "mean"'),
+    ({"server_lr": "median"}, 'server_lr must be a number or "mean"'),
     ({"weights": "likelihood"}, "weights 'likelihood': .*known are mean_log, omega, samples, uniform"),
     ({"prior": {"name": "adaptive", "per_client": True}}, "omega compares densities of one prior"),
     ({"prior": {"name": "input_convex"}}, "server_lr: the prior input_convex has no weighted mean"),

@@ -345,6 +345,7 @@ def test_the_rounds_of_corollary_1_are_enough(lam: float) -> None:
     assert error[len(error) // 5] > EPS  # of the right order: a fifth of them is not enough
 
 
+@pytest.mark.thorough
 def test_a_stronger_pull_takes_more_rounds_and_fewer_local_steps() -> None:
     """Corollary 1, measured: the first round with ||w_g - solution||^2 <= EPS."""
     measured = [next(t for t, error in enumerate(path(lam).error) if error <= EPS) for lam in LAMS]

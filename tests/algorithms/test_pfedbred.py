@@ -95,7 +95,7 @@ def plain_round(i: int, method: pFedBreD, lam: Any, w: Tensor, theta: Tensor, me
 
     before = theta if method.start == "last" else w
     for _ in range(R):
-        nested = gradient(w - method.eta_a * gradient(w))
+        nested = gradient(w - method.eta_inner * gradient(w))
         if method.strategy == "mh_code":
             w = w - method.eta_a * nested
         envelope_term = method.eta * (memory - theta)
@@ -118,7 +118,7 @@ def test_rounds_with_sampled_cohorts_written_out(strategy: Any, start: Any) -> N
     """Six rounds with two or three of five clients. The memory of a client is w_{i,R} of its OWN last
     participation, before which it is the initial model, as theta is."""
     method = pFedBreD(lam=2.0, eta=0.3, eta_a=0.2, a_m=0.2, a=0.15, K=3, beta=1.5, strategy=strategy,
-                      start=start)
+                      start=start, eta_inner=0.35)
     w0 = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     w, theta, memory = w0, w0.repeat(5, 1), w0.repeat(5, 1)
     with engine(method, FEDERATION, starting_at(w0), **settings(3, cohort=3, drop=0.3)) as e:
@@ -344,6 +344,11 @@ def loss_of(i: int) -> Callable[[Tensor], Tensor]:
     return f
 
 
+def test_the_inner_step_of_eq_22_is_that_of_the_gradient_where_nobody_says() -> None:
+    assert pFedBreD(eta_a=0.3).eta_inner == 0.3
+    assert pFedBreD(eta_a=0.3, eta_inner=0.0).eta_inner == 0.0
+
+
 @pytest.mark.parametrize(("family", "strategy"), [
     *((family, "mh") for family in FAMILIES),
     *((family, strategy) for family in ("gaussian", "bernoulli") for strategy in ("lg", "mh_nested"))])
@@ -357,14 +362,14 @@ def test_the_exact_step_of_w_is_down_the_gradient_of_the_objective(family: str, 
     f = loss_of(1)
 
     def mean(w: Tensor) -> Tensor:
-        inner = w - eta_a * torch.func.grad(f)(w) if strategy == "mh_nested" else w
+        inner = w - 0.5 * torch.func.grad(f)(w) if strategy == "mh_nested" else w
         mu = w - eta_a * torch.func.grad(f)(inner)
         return mu if strategy == "lg" else mu - eta * (memory - theta)
 
     moved = {}
     for order in ("exact", "first"):
         method = pFedBreD(lam=lam, eta=eta, eta_a=eta_a, a_m=a_m, a=0.4, K=40, strategy=strategy, family=g,
-                          order=order, start="mu")
+                          order=order, start="mu", eta_inner=0.5)
         told, state, _ = alone(method, start, theta, memory)
         moved[order] = (start - told.model.theta) / a_m
         close(state.theta.theta, proximal_map(f, mean(start), lam, g), 1e-8)

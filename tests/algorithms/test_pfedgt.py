@@ -299,7 +299,7 @@ def test_best_responses_diverge_just_where_the_condition_says(gamma: float, mu: 
     gt = game.own_share(gamma, M)
     curvature = gt + (1 - gt) * mu
     factor = -(1 - gt) * (1 - mu) / curvature
-    stable = game.is_stable(1.0, gamma, M, mu)
+    stable = game.stable_curvature(game.own_share(gamma, M), mu) > 1.0
     assert stable == (1 - 2 * gt < 2 * (1 - gt) * mu) == (abs(factor) < 1) == (mu > 0.05 or gamma > 0.5)
     nash = game.equilibrium(BOWLS.truth["H"], B, gamma=gamma, mu=mu)
     method = pFedGT(gamma=gamma, mu=mu, solver=SGD(lr=1 / curvature))
@@ -556,7 +556,7 @@ def test_a_run_with_an_opening_can_be_resumed(at: str, tmp_path: Path, monkeypat
     ({"gamma": -0.1}, "gamma must be at least 0, not -0.1"),
     ({"gamma": 1.1}, "gamma must be at most 1, not 1.1"),
     ({"gamma": [0.5, 1.5]}, r"gamma\[1\] must be at most 1, not 1.5"),
-    ({"gamma": "best"}, "gamma must be number or list of number or { by_validation }, not 'best'"),
+    ({"gamma": "best"}, "gamma must be a number or a list of numbers or { by_validation }, not 'best'"),
     ({"gamma": {"candidates": [0.5, 2]}}, r"candidates\[1\] must be at most 1, not 2"),
     ({"gamma": {"candidates": [0.5, 0.6]}}, "fallback = 0.8 must be one of the candidates"),
     ({"gamma": {"candidates": []}}, "fallback = 0.8 must be one of the candidates"),

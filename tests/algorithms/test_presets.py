@@ -111,12 +111,15 @@ def test_steps_are_derived_from_the_lam_that_is_given() -> None:
         pFedMe(alpha=-1.0)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the model has no BatchNorm layer")
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_defaults_train_on_scaled_data(name: str) -> None:
     """In 20 rounds of 20 steps, every method gets most of what there is to learn on the digits (a constant is
     right for half of a client's rows), and none diverges. FedMAP's 1e-4 left 0.40 of them right."""
     fed = descant.federation("digits", partition="classes", clients=10, classes_per_client=2)
-    run = descant.run(name, federation=fed, model="mclr", rounds=20, local={"steps": 20}, eval={"every": 20},
+    model = "dnn" if getattr(ALGORITHMS[name](), "shared", "all") in ("body", "head") else "mclr"
+    run = descant.run(name, federation=fed, model=model, rounds=20, local={"steps": 20}, eval={"every": 20},
                       backend="vectorised")
     last = run.summary["last"]["personal"]
     assert last["test"]["accuracy"]["mean"] > 0.85

@@ -129,10 +129,10 @@ def test_show(kind, name):
 
 def test_show_gives_type_and_default():
     pfedme = call("show", "pfedme").out
-    assert re.search(r"^ +lam +15\.0 +strength of the pull of theta to w +number or list of number or "
+    assert re.search(r"^ +lam +15\.0 +strength of the pull of theta to w +a number or a list of numbers or "
                      r"\{ adaptive \} or \{ learned \} *$", pfedme, re.M)
     assert re.search(r"^ +eta +absent +step size of w; absent: 3/4 of the way to theta, 0\.75 / lam "
-                     r"+number *$", pfedme, re.M)
+                     r"+a number *$", pfedme, re.M)
     ditto = call("show", "ditto").out
     assert re.search(r'^ +solver +\{ name = "sgd" \} ', ditto, re.M)
     assert re.search(r"^ +beta2 +0\.999 ", ditto, re.M)
@@ -290,8 +290,8 @@ def test_text_from_the_user_is_never_markup(tmp_path):
     ({"algorithm.lamb": 3}, ["algorithm field 'lamb'", "did you mean 'lam'?"]),
     ({"data.client": 3}, ["data field 'client'", "did you mean 'clients'?"]),
     ({"trian.rounds": 3}, ["section 'trian'", "did you mean 'train'?"]),
-    ({"train.rounds": "many"}, ["train.rounds must be integer, not 'many'"]),
-    ({"train.rounds": 1.5}, ["train.rounds must be integer, not 1.5"]),
+    ({"train.rounds": "many"}, ["train.rounds must be an integer, not 'many'"]),
+    ({"train.rounds": 1.5}, ["train.rounds must be an integer, not 1.5"]),
     ({"train.rounds": 0}, ["rounds must be at least 1, not 0"]),
     ({"train.local": "{ steps = 1, epochs = 1 }"}, ["train.local", "{ steps = n } or { epochs = n }"]),
     ({"train.cohort": 6}, ["train.cohort is 6", "5 clients", "take at most 5"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import multiprocessing
 import os
 import shutil
 import sys
@@ -37,7 +38,7 @@ from descant.experiment import run as runs
 from descant.experiment.config import Experiment, read_toml
 from descant.priors.solve import SGD
 from descant.view.comparison import draw_comparison, show_comparison
-from helpers import require_data
+from helpers import PoolHere, require_data
 
 pytestmark = pytest.mark.thorough
 
@@ -95,26 +96,7 @@ class Seen:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Runs are carried out in this process, one after another."""
-
-    class Pool:
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-        def __enter__(self) -> Pool:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def shutdown(self, *args: Any, **kwargs: Any) -> None: ...
-
-        def submit(self, play: Any, job: Any) -> Any:
-            future: Any = execute.concurrent.futures.Future()
-            try:
-                future.set_result(play(job))
-            except Exception as error:
-                future.set_exception(error)
-            return future
-
-    monkeypatch.setattr(execute.concurrent.futures, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(execute.concurrent.futures, "ProcessPoolExecutor", PoolHere)
     return Seen()
 
 
@@ -236,14 +218,14 @@ def test_equal_budgets(tables: dict[str, Any], tmp_path: Path) -> None:
     """pFedMe makes 3 steps on a batch, the others 1: they get 3 times its rounds, and as many evaluations."""
     plan, labels = made(tables, tmp_path / "out", [0, 5])
     assert labels == ["pfedme", "localtrain", "tuned"]
-    assert [(p.label, p.seed, p.rounds, p.experiment.eval.every) for p in plan.runs()] == [
+    assert [(p.label, p.seed, p.size, p.experiment.eval.every) for p in plan.runs()] == [
         (label, seed, rounds, every) for seed in (0, 5)
         for label, rounds, every in (("pfedme", 4, 2), ("localtrain", 12, 6), ("tuned", 12, 6))]
     for p in plan.runs():  # the same clients for all; a seed is one split and initial model, and the cohorts
         assert (p.experiment.data.seed, p.experiment.data.split, p.experiment.train.seed) == (
             0, p.seed, p.seed)
     rounds, _ = made(tables, tmp_path / "rounds", [0], budget="rounds")
-    assert {p.rounds for p in rounds.runs()} == {4}
+    assert {p.size for p in rounds.runs()} == {4}
     assert planning.read(tmp_path / "out") == plan
 
 
@@ -814,7 +796,11 @@ def _die(job: Job) -> str:
     return f"done {job.number}"
 
 
-def test_a_process_that_dies_does_not_stop_the_others() -> None:
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_process_that_dies_does_not_stop_the_others(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are started: a fork has nothing to import."""
+    context = multiprocessing.get_context(start)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
     seen = Seen()
     found = dict(execute._all(_die, [Job(1), Job(0), Job(2), Job(3)], 2, seen))
     assert {job.number: str(each) for job, each in found.items()} == {

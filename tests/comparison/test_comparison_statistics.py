@@ -67,10 +67,13 @@ def test_equal_methods_are_not_told_apart(methods: int, kind: str) -> None:
     assert SIMULATION.false_alarms(kind, 5, methods, QUICK, rng) <= 0.05 + 3 * (0.05 * 0.95 / QUICK) ** 0.5
 
 
+# any two values meet; benchmarks/coverage.py has any three
+NOISES = [(methods, (3, 5, 10)[(j + k) % 3], kind) for j, methods in enumerate((2, 3, 5, 10))
+          for k, kind in enumerate(SIMULATION.KINDS)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SIMULATION.KINDS)
-@pytest.mark.parametrize("repetitions", [3, 5, 10])
-@pytest.mark.parametrize("methods", [2, 3, 5, 10])
+@pytest.mark.parametrize(("methods", "repetitions", "kind"), NOISES)
 def test_equal_methods_are_not_told_apart_whatever_the_noise(methods: int, repetitions: int, kind: str
                                                              ) -> None:
     rng = np.random.default_rng([methods, repetitions])

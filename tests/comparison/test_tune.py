@@ -547,6 +547,7 @@ tune.search(experiment(), 7, Path(sys.argv[1]))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_killed_search_ends_as_an_unbroken_one(unbroken: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-c", PROGRAM, str(tmp_path),
              str(Path(__file__).parent), str(Path(__file__).parents[1])]

@@ -86,7 +86,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             seeds = range(len(next(iter(scores.values()))))
             about, _ = make(tables, out, [*seeds], algorithms=listed, baselines=False)
         runs = made_up(scores, metric, others or {}, lost or {})
-        monkeypatch.setattr(results, "read_run", lambda run: runs[run.label, run.seed])
+        monkeypatch.setattr("descant.comparison.plan.PlannedRun.read", lambda run: runs[run.label, run.seed])
         monkeypatch.setattr(results.layout, "read_metrics", lambda place: curves)
         return results.read(about._replace(metric=metric, metrics=METRICS, **fields))
 
@@ -221,12 +221,12 @@ def test_too_few_rows_are_told(read: Any, monkeypatch: pytest.MonkeyPatch) -> No
     certain = read(scores, population="rows")
     assert certain.differences[0].verdict == "better"
 
-    def influence(runs: Any, metric: str, clients: np.ndarray) -> Any:
+    def influence(runs: Any, metric: str, weights: np.ndarray) -> Any:
         rng = np.random.default_rng(0)
-        once = 0.01 * rng.normal(size=(1, 100, clients.shape[2]))
+        once = 0.01 * rng.normal(size=(1, 100, weights.shape[2]))
         return sample.Units(np.repeat(once, len(runs), 0), 96)
 
-    monkeypatch.setattr(sample, "_units", influence)
+    monkeypatch.setattr(sample, "units_of", influence)
     found = read(scores)
     assert found.differences[0].verdict == "no difference found"
     assert outlook.outlook(found) == (False, None, "there are too few test rows")

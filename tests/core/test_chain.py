@@ -69,8 +69,9 @@ def test_the_gradient_of_a_chain_is_that_of_autograd(name: str, rows: int | None
     assert task._chain is not None, "known layers only, so the chain must be found"
     x, y = torch.randn(B, SIZES.get(name, 6), dtype=torch.float64), torch.randint(3, (B,))
     weight = None if rows is None else torch.arange(B) < rows
-    model, batch = perturbed(task), Batch(x, y, weight, torch.tensor(12345))
-    agree(task._gradient(model, batch), Task._gradient(task, model, batch))
+    for counts in (None, torch.rand(B, dtype=torch.float64)):
+        model, batch = perturbed(task), Batch(x, y, weight, torch.tensor(12345), counts)
+        agree(task._gradient(model, batch), Task._gradient(task, model, batch))
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -80,7 +81,7 @@ def test_a_chain_over_several_clients_is_the_chain_of_each(name: str) -> None:
     x = torch.randn(clients, B, SIZES.get(name, 6), dtype=torch.float64)
     y, weight = torch.randint(3, (clients, B)), torch.arange(B) < torch.tensor([[5], [2], [1]])
     keys = torch.arange(clients)
-    batches = Batch(x, y, weight, keys)
+    batches = Batch(x, y, weight, keys, torch.rand(clients, B, dtype=torch.float64))
     together = vmap(task._gradient)(models, batches)
     for k in range(clients):
         agree(take(together, k), task._gradient(take(models, k), take(batches, k)))

@@ -33,7 +33,7 @@ from helpers import assert_same, engine, make_work, ragged
 from module_zoo import EXACT, IN, RANDOM, REFUSED, NormReLU, head, net, seeded
 
 FEDERATION = ragged((9, 5, 2, 7, 3), shape=(IN,)).to(torch.float64)
-ROUNDS, STEPS, LR = 3, 2, 0.1
+ROUNDS, STEPS, LR = 2, 2, 0.1
 METHODS = {"fedavg": FedAvg(solver=SGD(lr=LR)), "localtrain": LocalTrain(solver=SGD(lr=LR))}
 WORK: dict[str, Any] = {"batch": "full", "local": {"steps": STEPS}}
 
@@ -110,16 +110,25 @@ def compare(name: str, method: str, backend: str, **train: Any) -> None:
     np.testing.assert_allclose(found, losses(modules), rtol=1e-10)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("backend", [pytest.param("loop", marks=pytest.mark.slow), "vectorised"])
-def test_what_is_trained_is_what_plain_pytorch_trains(name: str, method: str, backend: str) -> None:
-    compare(name, method, backend)
+# what a module does is the same under both methods: each of them has every other module, on every backend
+ONE = [(name, [*METHODS][k % 2]) for k, name in enumerate(EXACT)]
+OTHER = [(name, [*METHODS][1 - k % 2]) for k, name in enumerate(EXACT)]
+
+
+@pytest.mark.parametrize(("name", "method"), [
+    *ONE, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER)])
+def test_what_is_trained_is_what_plain_pytorch_trains(name: str, method: str) -> None:
+    compare(name, method, "vectorised")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(("name", "method"), OTHER)
+def test_one_client_after_another_too(name: str, method: str) -> None:
+    compare(name, method, "loop")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "method"), ONE)
 def test_in_processes_too(name: str, method: str) -> None:
     compare(name, method, "processes", workers=2)
 
@@ -153,11 +162,10 @@ def played(name: str, backend: str = "loop", seed: int = 0) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_numbers_are_those_of_the_client_and_the_step(name: str) -> None:
-    """A repeated run repeats, clients together are clients alone, another seed draws others."""
+    """A repeated run repeats and clients together are clients alone; another seed draws others."""
     states, _ = played(name)
-    assert_same(played(name)[0], states, 0)
     assert_same(played(name, "vectorised")[0], states, 1e-10)
-    assert not torch.allclose(played(name, seed=1)[0].theta, states.theta)
+    assert not torch.allclose(played(name, "vectorised", seed=1)[0].theta, states.theta)
 
 
 @pytest.mark.parametrize("name", RANDOM)

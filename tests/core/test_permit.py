@@ -25,6 +25,7 @@ from descant.comparison.make import make
 from descant.core import fields
 from descant.core.import_object import Named, imported, marked, named_in
 from descant.core.permit import NOTHING, Permit, is_project, opened, ran
+from descant.core.sealed import sealed_table, unsealed_table
 from descant.deploy.export import load_model, predictions
 from descant.errors import UsageError
 from descant.experiment.config import Experiment, parse_algorithm
@@ -185,7 +186,8 @@ def test_a_model_runs_no_command(evil: str, sent: Path, here: Path) -> None:
     assert call("export", sent, "--client", "0", "--to", here / "models").code == 0
     [model] = (here / "models").iterdir()
     about = json.loads((model / "model.json").read_text())
-    (model / "model.json").write_text(json.dumps(about | EVIL[evil]))
+    hostile = unsealed_table(about) | EVIL[evil] | {"layers": None}  # else the name is not needed
+    (model / "model.json").write_text(json.dumps(sealed_table(hostile)))
     (here / "rows.npz").write_bytes(b"")
     said = refused(call("predict", model, here / "rows.npz"), here)
     assert f"{model}: model.name" in said
@@ -321,12 +323,16 @@ def test_a_model_of_ones_own_is_handed_over(here: Path) -> None:
     fed = descant.federation("logistic", clients=3, dim=4)
     run = descant.run("fedavg", federation=fed, model=f"{OWN}:make", rounds=1)
     place = descant.deploy.export.export_model(run, 0, here / "models")
+    (here / "marker").unlink()
+    assert torch.equal(load_model(place).weight, run.personal_model(0).weight)  # type: ignore[arg-type]
+    assert not (here / "marker").exists()  # made of its layers, without code
+    about = unsealed_table(json.loads((place / "model.json").read_text())) | {"layers": None}
+    (place / "model.json").write_text(json.dumps(sealed_table(about)))
     with pytest.raises(UsageError, match=rf'allow=\["{OWN}"\]'):
         load_model(place)
     assert torch.equal(load_model(place, allow=[OWN]).weight, run.personal_model(0).weight)  # type: ignore[arg-type]
-    about = json.loads((place / "model.json").read_text())
     about["model"] = {"name": f"{OWN}:rmtree", "path": str(place)}
-    (place / "model.json").write_text(json.dumps(about))
+    (place / "model.json").write_text(json.dumps(sealed_table(about)))
     with pytest.raises(UsageError, match=r"rmtree of shutil, a module of Python itself: it is refused"):
         load_model(place, allow=[OWN])
     assert place.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import zlib
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -24,12 +25,13 @@ from descant.core.meter import metered
 from descant.core.task import BLOCK, Batch, FunctionTask, Gradient, inputs
 from descant.core.vector import Layout, Model
 from descant.engine.batches import ClientTensors, LocalWork, Plan, View, plan_chunk
+from descant.engine.pool import Pool
 from descant.engine.store import ClientStore
 from descant.errors import UsageError
 from descant.models.module import ModuleTask
 from descant.priors.belief import Tracked
 from descant.priors.quadratic import Flat, Gaussian, Quadratic
-from descant.priors.solve import SGD, Adam, Proximal, Solver, inner_solve
+from descant.priors.solve import SGD, Adam, AdamW, Proximal, Solver, inner_solve
 from helpers import assert_same, finite_differences, ragged
 
 DOUBLE = torch.float64
@@ -191,24 +193,6 @@ def test_a_task_predicts_as_the_module_does() -> None:
     torch.testing.assert_close(task.predict(model, x), expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(task.module(model)(x), expected, rtol=1e-12, atol=1e-12)
     assert not task.module(model).training
-
-
-def test_masks_by_name() -> None:
-    layout = Layout.of(network())
-    assert layout.mask("1").nonzero().flatten().tolist() == list(range(16, 24))  # not layer "10"
-    assert layout.mask("10.bias").nonzero().flatten().tolist() == [32, 33]
-    assert torch.equal(layout.mask("0", "1", "10"), torch.ones(34, dtype=torch.bool))
-    with pytest.raises(UsageError, match=r"'head'.*10\.weight"):
-        layout.mask("head")
-
-
-def test_masks_by_type_of_layer() -> None:
-    layout = Layout.of(network())
-    assert torch.equal(layout.mask(nn.BatchNorm1d), layout.mask("1"))
-    assert torch.equal(layout.mask(_BatchNorm), layout.mask("1"))  # a base class selects what derives from it
-    assert torch.equal(layout.mask(nn.Linear), layout.mask("0", "10"))
-    with pytest.raises(UsageError, match="BatchNorm2d"):
-        layout.mask(nn.BatchNorm2d)
 
 
 class Tied(nn.Module):
@@ -687,6 +671,9 @@ def test_the_proximal_map_is_the_minimiser(name: str, step: float) -> None:
     (Adam(lr=0.05), partial(torch.optim.Adam, lr=0.05)),
     (Adam(lr=0.05, beta1=0.5, beta2=0.7, eps=0.1, weight_decay=0.3),
      partial(torch.optim.Adam, lr=0.05, betas=(0.5, 0.7), eps=0.1, weight_decay=0.3)),
+    (AdamW(lr=0.05), partial(torch.optim.AdamW, lr=0.05)),
+    (AdamW(lr=0.05, beta1=0.5, beta2=0.7, eps=0.1, weight_decay=0.3),
+     partial(torch.optim.AdamW, lr=0.05, betas=(0.5, 0.7), eps=0.1, weight_decay=0.3)),
 ])
 @pytest.mark.parametrize("name", PRIORS)
 def test_solvers_step_as_those_of_torch(solver: Solver, reference: Any, name: str) -> None:
@@ -700,6 +687,24 @@ def test_solvers_step_as_those_of_torch(solver: Solver, reference: Any, name: st
         optimizer.step()
         theta, state = solver.step(theta, gradient, prior, state)
         torch.testing.assert_close(theta, parameter.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("solver", [SGD, Adam, AdamW, Proximal])
+@pytest.mark.parametrize("clip", [0.5, 100.0])
+def test_gradients_are_clipped_as_by_torch(solver: Any, clip: float) -> None:
+    """That of the loss; the prior, which is no noise, is not."""
+    prior, theta, plain = PRIORS["diagonal"], randn(4), solver(lr=0.1)
+    state = found_state = plain.init(theta)
+    expected = found = theta
+    for k in range(3):
+        parameter = nn.Parameter(theta.clone())
+        parameter.grad = gradient = 5 * randn(4, seed=10 + k)
+        assert (gradient.norm() > clip) == (clip == 0.5)
+        nn.utils.clip_grad_norm_([parameter], clip)
+        expected, state = plain.step(expected, parameter.grad.clone(), prior, state)
+        gradient = 5 * randn(4, seed=10 + k)
+        found, found_state = solver(lr=0.1, clip=clip).step(found, gradient, prior, found_state)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_proximal_solver_is_a_gradient_step_and_the_proximal_map() -> None:
@@ -752,6 +757,16 @@ def test_solvers_refuse_nonsense(solver: Any, field: dict[str, Any]) -> None:
 
 
 # -- random numbers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [(0, "a"), (7, "batches.local", 3, 12), (2**32 - 1, "b", 0),
+                                  (2**32, "b", 2**40), (123456789012345678901, "c", 1)])
+def test_a_stream_is_the_one_of_its_list_and_a_key_its_first_number(name: tuple[Any, ...]) -> None:
+    """Runs of earlier versions continue with the numbers that they began with."""
+    seed, purpose, *keys = name
+    ours, theirs = random.stream(*name), np.random.default_rng([seed, zlib.crc32(purpose.encode()), *keys])
+    assert random.key(*name) == int(theirs.integers(2**63)) == random.first_key(ours)
+    assert np.array_equal(ours.permutation(50), theirs.permutation(50))
 
 
 def test_streams_differ_in_every_part_of_their_name() -> None:
@@ -900,8 +915,9 @@ def test_a_mapped_store_survives_reopening_and_is_sparse(tmp_path: Any) -> None:
 
 def plan(federation: Federation, clients: Any, *, batch: Any = 4, seed: int = 0, number: int = 1,
          purpose: str = "local", per_step: int = 1, **work: int) -> tuple[Plan, ClientTensors]:
-    return plan_chunk(federation, np.asarray(clients), seed=seed, purpose=purpose, number=number,
-                      batch=batch, work=LocalWork(**work), per_step=per_step, dtype=DOUBLE, draws=True,
+    pool = Pool.of(federation, DOUBLE)
+    return plan_chunk(pool, np.asarray(clients), seed=seed, purpose=purpose, number=number, batch=batch,
+                      work=LocalWork(**work), per_step=per_step, dtype=DOUBLE, draws=True,
                       splits=("train", "validation", "test"))
 
 
@@ -1033,9 +1049,10 @@ def test_the_mean_over_no_rows_is_the_same_alone_and_in_a_chunk() -> None:
 
 def test_nobody_else_s_rows_are_in_a_client_s_batches() -> None:
     federation = numbered()
-    _, tensors = plan(federation, [0, 1, 2, 3], epochs=2)
+    chunk, tensors = plan(federation, [0, 1, 2, 3], epochs=2)
     for k in range(4):
-        assert set(tensors.rows[k].tolist()) <= set(federation.train[k].tolist())  # padding included
+        rows = chunk.pool.train.x[tensors.rows[k], 0]  # padding included
+        assert set(rows.tolist()) <= set(federation.train[k].tolist())
 
 
 @pytest.mark.parametrize("work", [{}, {"steps": 1, "epochs": 1}, {"steps": -1}, {"epochs": -2},
@@ -1049,6 +1066,8 @@ def test_every_step_on_one_batch_draws_its_own_random_numbers() -> None:
     keys = []
 
     class Recording:
+        chunk_gradients = None
+
         def grad(self, model: Model, batch: Batch) -> Gradient:
             assert batch.key is not None
             keys.append(int(batch.key))

@@ -26,7 +26,7 @@ from PIL import Image
 from descant.data import DATASETS, cache, download, har, leaf, shakespeare
 from descant.data.cache import Expected, Source, data_dir, prepared
 from descant.data.download import Remote
-from descant.data.images import FashionMnist
+from descant.data.images import FashionMnist, Mnist
 from descant.data.samples import Samples
 from descant.errors import DescantError, UsageError
 
@@ -244,6 +244,20 @@ def test_mnist(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, packed: b
         path.unlink()
     assert torch.equal(load(name).x, samples.x)  # from now on, of the prepared file
     assert set(np.load(home / f"{name}.npz").files) == {"x_train", "y_train", "x_test", "y_test"}
+
+
+@pytest.mark.parametrize(("how", "over"), [("pixel", 0), ("all", None)])
+def test_standardised_images(home: Path, monkeypatch: pytest.MonkeyPatch, how: Any, over: Any) -> None:
+    """As the authors of pFedMe (pixel, MNIST) and pFedBreD (all, Fashion-MNIST) do it, with numpy."""
+    unchecked(monkeypatch, "mnist")
+    x, _ = write_mnist(home / "mnist", packed=True)
+    samples = Mnist(standardise=how).load(2, 0)
+    expected = (x - x.mean(over)) / (x.std(over) + 0.001)
+    assert samples.x.dtype == torch.float32
+    np.testing.assert_allclose(samples.x.numpy(), expected[:, None], rtol=1e-5, atol=1e-4)
+    assert samples.notes == ("images are standardised by statistics of all rows, those of other clients and "
+                             "of tests among them",)
+    assert load("mnist").notes == ()
 
 
 def test_what_debian_installed(home: Path, tmp_path_factory: pytest.TempPathFactory,

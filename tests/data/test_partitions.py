@@ -25,6 +25,7 @@ from descant.data.partitions import (
     Iid,
     LabelMajority,
     Natural,
+    Neighbours,
     Partition,
     Quantity,
     Shards,
@@ -70,6 +71,9 @@ def drawn_partition(name: str, draw: st.DrawFn) -> Partition:
                              sizes=st.sampled_from(["equal", "lognormal", "uniform"]),
                              sigma=st.floats(0, 5), smallest=st.integers(1, 20), largest=st.integers(20, 90)),
         "shards": st.builds(Shards, st.integers(1, 15)),
+        "neighbours": st.builds(Neighbours, classes_per_client=st.integers(1, 3), least=st.integers(1, 4),
+                                sigma=st.floats(0, 5), reserve=st.integers(0, 40), smallest=st.integers(0, 2),
+                                largest=st.integers(2, 9)),
         "dirichlet": st.builds(Dirichlet, st.floats(1e-3, 1e3), st.integers(1, 15)),
         "label_majority": st.builds(LabelMajority, st.floats(0.34, 1), st.floats(0.01, 1)),
         "quantity": st.builds(Quantity, st.floats(1e-3, 1e3), st.integers(1, 15), st.just(()) | sizes),
@@ -97,11 +101,12 @@ def grouped(draw: st.DrawFn, kind: str) -> tuple[Partition, Samples]:
     return partition, Samples(x, torch.from_numpy(labels), 3, owner, group)
 
 
+@pytest.mark.parametrize("examples", [10, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", PARTITIONS)
-def test_every_partition(kind: str) -> None:
+def test_every_partition(kind: str, examples: int) -> None:
     """No row twice, none lost unless reported, no group split, every client served, and seeds repeat."""
 
-    @settings(deadline=None, max_examples=30)
+    @settings(deadline=None, max_examples=examples)
     @given(grouped(kind), seeds)
     def check(made: tuple[Partition, Samples], seed: int) -> None:
         partition, samples = made
@@ -184,6 +189,73 @@ def test_classes_differ_between_clients() -> None:
     labels = np.repeat(np.arange(10), 50)
     has = table(labels, deal(Classes(2), labels, None, 20, 0), 20) > 0
     assert len(np.unique(has, axis=0)) > 10  # not the same five pairs over and over
+
+
+@quick
+@given(st.integers(3, 60), st.integers(1, 4), st.integers(1, 5), seeds)
+def test_neighbours_have_the_classes_that_follow_their_number(
+    clients: int, per_client: int, least: int, seed: int
+) -> None:
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(5) * 3, 400))
+    made = Neighbours(per_client, least=least, reserve=100, smallest=1, largest=9)
+    counts = table(labels, deal(made, labels, None, clients, seed), clients)
+    for client, row in enumerate(counts):
+        assert set(np.flatnonzero(row)) == {(client + j) % 5 for j in range(per_client)}
+        assert row[row > 0].min() >= least
+
+
+@pytest.mark.parametrize(("clients", "doubled"), [(30, 1), (20, 2)])
+def test_neighbours_get_a_share_of_each_class_until_it_is_used_up(clients: int, doubled: int) -> None:
+    """Without chance: sigma = 0 makes all shares (n - reserve) / (clients classes_per_client) equal."""
+    labels = np.repeat(np.arange(10), 200)
+    made = Neighbours(2, least=5, sigma=0, reserve=80, times=1, smallest=40, largest=40)
+    counts = table(labels, deal(made, labels, None, clients, 0), clients)
+    more = doubled * (120 // (clients * 2) + 40)
+    expected = np.zeros_like(counts)
+    left = np.full(10, 200 - 5 * clients * 2 // 10)
+    for client in range(clients):
+        for k in (client % 10, (client + 1) % 10):
+            expected[client, k] = 5 + (more if more < left[k] else 0)
+            left[k] -= expected[client, k] - 5
+    assert np.array_equal(counts, expected)
+    assert set(np.unique(counts)) == {0, 5, 5 + more}  # the last ones come too late
+
+
+def test_neighbours_differ_in_size_as_the_authors_clients_do() -> None:
+    """7000 rows of each of 10 classes, 100 clients: a few hundred rows each, some ten times as large."""
+    labels = np.repeat(np.arange(10), 7000)
+    sizes = np.bincount(deal(Neighbours(2), labels, None, 100, 0) + 1, minlength=101)[1:]
+    assert sizes.min() >= 40
+    assert 150 < np.median(sizes) < 600
+    assert sizes.max() > 5 * np.median(sizes)
+    assert sizes.sum() < 0.9 * len(labels)
+
+
+def test_neighbours_with_the_labels_of_the_authors_mnist() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 300))
+    samples = Samples(torch.zeros(3000, 1), torch.from_numpy(labels), 10)
+    made = Neighbours(3, reserve=0, mislabelled=True)
+    client = made.deal(samples, 12, 0)
+    seen = made.transform(samples, client, 12, 0).labels
+    assert seen is not None
+    for number in range(12):
+        mine = client == number
+        for j in range(3):
+            of_class = mine & (labels == (number + j) % 10)
+            wrong = 0 if (number + j) % 10 == j else 10
+            assert (seen[of_class] != labels[of_class]).sum() == wrong
+            assert set(seen[of_class]) <= {j, (number + j) % 10}
+    assert np.array_equal(samples.y, labels)
+
+
+def test_neighbours_that_cannot_be_dealt() -> None:
+    labels = np.repeat(np.arange(3), 30)
+    with pytest.raises(UsageError, match="class 0 has 30 rows for 40 that are dealt first"):
+        deal(Neighbours(2), labels, None, 6, 0)
+    with pytest.raises(UsageError, match="classes_per_client = 4, but the data has 3 classes"):
+        deal(Neighbours(4), labels, None, 3, 0)
+    with pytest.raises(UsageError, match="smallest = 9 is greater than largest = 3"):
+        Neighbours(smallest=9, largest=3)
 
 
 @quick

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from descant.data import Schema, tables
+from descant.data import Schema, federation, tables
 from descant.errors import UsageError
 
 TABLE: dict[str, Any] = {
@@ -296,3 +296,56 @@ def test_npz_that_does_not_fit_the_schema(tmp_path: Path, arrays: dict[str, Any]
     path = tmp_path / "a.npz"
     np.savez(path, **arrays)
     assert message in refused(path)
+
+
+# -- groups, and words for what is missing -----------------------------------------------------------------
+
+
+GROUPED = Schema.parse({
+    "target": "disease", "classes": ["no", "yes"], "group": "patient", "missing": ["NA", "?", "-999"],
+    "columns": {"age": "number", "sex": ["female", "male"]}})
+CELLS = {"age": ["63", "NA", "-999", "", "41"], "sex": ["male", "?", "female", "male", "female"],
+         "disease": ["yes", "no", "no", "yes", "no"], "patient": ["a", "b", "a", "", "NA"]}
+
+
+def test_groups_and_missing_words_in_csv(tmp_path):
+    path = csv_file(tmp_path, "\n".join([",".join(CELLS), *(",".join(row) for row in zip(
+        *CELLS.values(), strict=True))]) + "\n")
+    found = GROUPED.read_arrays(path)
+    assert np.isnan(found.x[:, 0]).tolist() == [False, True, True, True, False]
+    assert np.isnan(found.x[:, 1]).tolist() == [False, True, False, False, False]
+    a, b, again, *alone = found.group.tolist()
+    assert a == again
+    assert len({a, b, *alone}) == 4  # rows without an id are groups of their own
+    same = Schema.from_json(GROUPED.to_json())
+    assert same == GROUPED
+    # who predicts has no need of ids
+    rows, y = GROUPED.read_rows(csv_file(tmp_path, "age,sex\n-999,male\n"))
+    assert (bool(np.isnan(rows[0, 0])), y) == (True, None)
+
+
+def test_groups_and_missing_words_in_parquet(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = parquet_file(tmp_path, CELLS | {"age": [63.0, None, -999.0, None, 41.0]})
+    found = GROUPED.read_arrays(path)
+    assert np.isnan(found.x[:, 0]).tolist() == [False, True, True, True, False]
+    assert found.group[0] == found.group[2]
+    assert len(set(found.group.tolist())) == 4
+
+
+def test_a_group_of_a_file_stays_in_one_split(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("north", "south"):
+        lines = [f"{rng.integers(20, 90)},male,{rng.choice(['no', 'yes'])},{k // 3}" for k in range(60)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,disease,patient", *lines]) + "\n")
+    found = federation(str(tmp_path), schema=GROUPED.dump())
+    for client in range(2):
+        sides = [{int(row) % 60 // 3 for row in found.split(name)[client]}
+                 for name in ("train", "validation", "test")]
+        assert all(sides)
+        assert sum(map(len, sides)) == 20
+
+
+def test_a_group_is_no_feature():
+    with pytest.raises(UsageError, match=r"schema.group = 'age' is an id"):
+        Schema.parse(GROUPED.dump() | {"group": "age"})

@@ -8,7 +8,7 @@ import torch
 
 from descant import data
 from descant.data.samples import Samples
-from descant.data.synthetic_papers import FedMAPLinear, FedMAPShell, FedProxLogistic
+from descant.data.synthetic import FedMAPLinear, FedMAPShell, FedProxLogistic
 
 
 def rows_of(samples: Samples, client: int) -> torch.Tensor:

@@ -266,7 +266,7 @@ def test_a_saved_partition_refuses_other_data(tmp_path: Path) -> None:
             Federation.from_arrays(other, y[: len(other)], partition=file)
     with pytest.raises(UsageError, match="was saved for other data"):
         Federation.from_arrays(x, 1 - y, partition=file)
-    with pytest.raises(UsageError, match="leave out client, names, group and unseen"):
+    with pytest.raises(UsageError, match="leave out client, names, group, split and unseen"):
         Federation.from_arrays(x, y, np.zeros(40), partition=file)
     with pytest.raises(UsageError, match="client is missing"):
         Federation.from_arrays(x, y)

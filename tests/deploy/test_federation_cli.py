@@ -223,8 +223,8 @@ def test_the_experiments_of_the_document_and_the_examples_are_valid(home):
 def test_a_folder_need_not_be_where_the_server_is(home):
     experiment = load_experiment(Path("tables.toml"), [])
     assert experiment.data.dataset.name == "nodes"
-    assert experiment.schema is not None
-    assert experiment.schema.target == "ill"
+    assert experiment.data.schema is not None
+    assert experiment.data.schema.target == "ill"
     with pytest.raises(UsageError, match="every client has its own"):
         load_experiment(Path("tables.toml"), ["data.partition=dirichlet"])
     assert load_experiment(Path("digits.toml"), ["train.rounds=7"]).train.rounds == 7

@@ -35,7 +35,7 @@ from descant.deploy.export.export import export_models, safe_names
 from descant.deploy.export.manifest import read_manifest, save_model
 from descant.deploy.export.network import OnRows
 from descant.deploy.export.personalize import wilson
-from descant.deploy.federation import ClientInfo, RemoteFederation
+from descant.deploy.protocol import ClientInfo, RemoteFederation
 from descant.errors import UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
@@ -132,8 +132,7 @@ def test_a_module_of_ones_own_with_running_statistics(tmp_path: Path) -> None:
     place = export_model(run, "client3", tmp_path)
     x = run.setup.federation.x[:9]
     assert torch.equal(load_model(place, batchnorm_net())(x), run.personal_model(3)(x))
-    with pytest.raises(UsageError, match=r"was a Python object, which is not in the file: pass it again"):
-        load_model(place)
+    assert torch.equal(load_model(place)(x), run.personal_model(3)(x))  # its layers are in the file
     with pytest.raises(UsageError, match="does not have the tensors of this model"):
         load_model(place, nn.Linear(3, 3))
 
@@ -269,6 +268,22 @@ def test_the_order_of_columns_and_the_target_do_not_matter(kept: Path, tmp_path:
     result = call("predict", place, bare, "--out", tmp_path / "out.csv")
     assert (result.exit_code, "accuracy" in result.stdout) == (0, False)
     assert (tmp_path / "out.csv").read_text().splitlines()[0] == "predicted,probability"
+
+
+def test_an_id_is_written_beside_the_predictions(kept: Path, tmp_path: Path) -> None:
+    place = export_model(load_run(kept / "run"), "a", tmp_path)
+    rows = write_csv(tmp_path / "rows.csv", ["p1,f,0.5,40", ",m,1,", "NA,m,2,50"], "patient,sex,lab,age")
+    plain = write_csv(tmp_path / "plain.csv", ["f,0.5,40", "m,1,", "m,2,50"], "sex,lab,age")
+    expected = call("predict", place, plain).stdout.splitlines()
+    result = call("predict", place, rows, "--id", "patient")
+    assert result.stdout.splitlines() == [f"{own},{line}" for own, line in zip(
+        ["patient", "p1", "", "NA"], expected, strict=True)]
+    by_age = call("predict", place, plain, "--id", "age")  # a feature may be the id as well
+    assert [line.partition(",")[0] for line in by_age.stdout.splitlines()] == ["age", "40", "", "50"]
+    assert "its column 'patient' is not in the schema" in call("predict", place, rows).stderr
+    assert "unknown column" in call("predict", place, rows, "--id", "person").stderr
+    np.savez(tmp_path / "rows.npz", x=np.array([[40, 1, 0, 0.5]]))
+    assert "only tables" in call("predict", place, tmp_path / "rows.npz", "--id", "age").stderr
 
 
 def test_parquet_and_npz_give_the_same(kept: Path, tmp_path: Path) -> None:
@@ -423,7 +438,10 @@ def test_damaged_models_are_refused(kept: Path, tmp_path: Path) -> None:
     refused("model.safetensors is missing")
     (one / "model.safetensors").write_bytes(tensors)
     assert contents(one) == whole
+    (one / "model.json").write_text((one / "model.json").read_text().replace('"round": ', '"round": 1'))
+    refused("its check sum does not fit")
     about = json.loads((one / "model.json").read_text())
+    del about["check"]  # as older versions wrote it
     for change, message in (({"format": 99}, "its format is 99"), ({"round": "three"}, "round is 'three'"),
                             ({"dtype": "float33"}, "no type of numbers"),
                             ({"dtype": "int32"}, "a model of int32 is none"),
@@ -498,7 +516,7 @@ def test_a_comparison_names_its_runs(kept: Path, tmp_path: Path) -> None:
 def test_a_failed_write_leaves_nothing(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from descant.deploy.export import manifest
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, data: bytes, *, private: bool = False) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(manifest, "write_atomic", full)

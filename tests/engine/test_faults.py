@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import multiprocessing
 import os
@@ -419,3 +420,39 @@ def test_a_killed_worker_ends_the_run_with_a_valid_checkpoint(moment: str, tmp_p
     everyone = np.arange(len(SIZES))
     assert_same(parts.snapshot("last").store.read(everyone), whole.snapshot("last").store.read(everyone))
     assert children() == []
+
+
+class Threads:
+    """Like an object with threads: ending it anywhere but where it was made would wait for them for ever."""
+
+    def __init__(self, told: Path) -> None:
+        self.told, self.made_in, self.circle = told, os.getpid(), self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.made_in:
+            self.told.touch()
+
+
+@dataclass(frozen=True)
+class Collecting(FedAvg):
+    """A method whose clients collect garbage, in workers."""
+
+    name: ClassVar[str] = "collecting"
+
+    def local(self, task: Task, message: Message, state: Any, data: ClientData) -> Any:
+        if multiprocessing.parent_process() is not None:
+            gc.collect()
+        return super().local(task, message, state, data)
+
+
+def test_workers_leave_the_garbage_of_the_parent_alone(tmp_path: Path) -> None:
+    told = tmp_path / "ended in a worker"
+    gc.disable()  # so that it is garbage still when the workers are forked
+    try:
+        Threads(told)
+        descant.run(Collecting(), federation=FEDERATION, rounds=1, batch=4, local={"steps": 1},
+                    **BACKENDS["processes"])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert not told.exists()

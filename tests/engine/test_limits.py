@@ -20,8 +20,11 @@ from descant.algorithms import Ditto, FedAvg
 from descant.engine.backends import choose, processes
 from descant.engine.backends.footprint import VECTORS, bytes_per_client
 from descant.engine.backends.memory import free_memory
+from descant.engine.rounds import Training
+from descant.engine.settings import Train
 from descant.experiment import directory as layout
 from descant.experiment.run import Run
+from descant.priors.solve import SGD
 from helpers import MODELS, assert_same, engine, make_work, ragged
 
 pytestmark = pytest.mark.thorough
@@ -235,3 +238,13 @@ def test_a_dev_shm_of_64_kilobytes_is_enough() -> None:
     result = subprocess.run([*own, f'{mount} && exec "$0" -c "$1"', sys.executable, SMALL],
                             capture_output=True, text=True, timeout=120, check=False)
     assert (result.stdout, result.returncode) == ("processes\n", 0), result.stderr
+
+
+@pytest.mark.parametrize("lr", [0.01, 3.0, 1e30])
+def test_steps_that_are_too_large_are_no_reason_to_run_clients_one_by_one(lr: float) -> None:
+    """What diverges differs by rounding that grows with it, and may overflow."""
+    federation = ragged((40, 25, 13, 40, 40, 9), shape=(28,), classes=None)
+    work = make_work(FedAvg(SGD(lr=lr)), federation, nn.Linear(28, 1), dtype="float32", batch=10)
+    training = Training(work, Train(backend="auto", workers=1, dtype="float32"))
+    _, _, measured = choose.make_backend(training)
+    assert [each.backend for each in measured] == ["loop", "vectorised"]

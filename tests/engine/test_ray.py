@@ -517,7 +517,7 @@ def test_ctrl_c_ends_a_local_ray(experiment, tmp_path):
                  "--set=train.workers=1", "--out", tmp_path / "run",
                  env={"RAY_TMPDIR": str(place), "HOME": str(tmp_path), "MARK": mark},
                  start_new_session=True) as process:
-        eventually(lambda: lines(tmp_path / "run") >= 2 or process.poll() is not None, 60)
+        eventually(lambda: lines(tmp_path / "run") >= 2 or process.poll() is not None, 240)
         assert len(marked(mark)) > 3
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)

@@ -129,7 +129,7 @@ def test_the_settings_make_an_experiment() -> None:
     to the digits that are written."""
     a = recommend(estimates(0.4))
     other = tomllib.loads(LOGISTIC + '[algorithm]\nname = "ditto"\nlam = 3.0\n')
-    listed = [f"{path}={report._value(value)}" for path, value in a.settings.items()]
+    listed = [f"{path}={report.as_toml(value)}" for path, value in a.settings.items()]
     for tables in ({"data": other["data"], **tomllib.loads(report.toml(a))}, override(other, listed)):
         made = Experiment.parse(tables)
         assert made.algorithm.name == "one_stage_fedprox"
@@ -253,7 +253,7 @@ def test_minibatches_are_offered_where_K_is_large() -> None:
     assert f"K = {a.steps.K:,} gradients" in offer
     offered = dict(re.findall(r"((?:algorithm|train)\.\w+) = (\{.*?\}|[^\s,]*[^\s,.])", offer))
     assert set(offered) == {"algorithm.steps", "algorithm.K", "algorithm.eta", "train.batch", "train.local"}
-    listed = [f"{path}={report._value(value)}" for path, value in a.settings.items() if path not in offered]
+    listed = [f"{path}={report.as_toml(value)}" for path, value in a.settings.items() if path not in offered]
     made = Experiment.parse(override(tomllib.loads(LOGISTIC) | {"algorithm": {"name": "fedavg"}},
                                      [*listed, *(f"{path}={text}" for path, text in offered.items())]))
     eta, gamma, K = made.algorithm.schedule()  # type: ignore[attr-defined]
@@ -287,7 +287,7 @@ def test_settings_that_cost_too_much_make_room_for_some_within_the_budget() -> N
     assert "18 times the experiment's" in said(poor)
     assert not any(path.startswith("train.") for path in poor.settings)
     assert (poor.settings["algorithm.K"], poor.lam) == (5, full.lam)
-    listed = [f"{path}={report._value(value)}" for path, value in poor.settings.items()]
+    listed = [f"{path}={report.as_toml(value)}" for path, value in poor.settings.items()]
     made = Experiment.parse(override(tomllib.loads(LOGISTIC) | {"algorithm": {"name": "fedavg"}}, listed))
     assert made.algorithm.cautions() == []
 

@@ -43,10 +43,13 @@ def _quick_picture(monkeypatch):
                         lambda history, best, path, *about: write_atomic(path, b"a picture"))
 
 
+FEDERATION = descant.federation("quadratics", clients=5, rows=6, dim=3, noise=0.1)
+METHODS = {"pfedme": descant.algorithms.pFedMe(K=1), "fedavg": descant.algorithms.FedAvg()}
+
+
 def play(out: Path, method: str, resume: bool = False):
     """4 of 5 clients a round: some take part in both rounds, and the second overwrites their states."""
-    federation = descant.federation("quadratics", clients=5, rows=6, dim=3, noise=0.1)
-    return descant.run(method, federation=federation, model="quadratic", rounds=2, cohort=4, batch=2,
+    return descant.run(METHODS[method], federation=FEDERATION, model="quadratic", rounds=2, cohort=4, batch=2,
                        local={"steps": 2}, eval={"every": 1}, backend="loop", out=out, resume=resume)
 
 

@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from cli_helpers import group_is_alive
 from descant.experiment.directory import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -84,10 +84,10 @@ def descant_in_a_session(*words: str) -> None:
     runpy.run_module("descant", run_name="__main__")
 
 
-def killed(launch: Launch, out: Path, lines: int, delay: float, *words: object) -> bool:
+def killed(out: Path, lines: int, delay: float, *words: object) -> bool:
     """Start a run and kill it, `delay` seconds after its metrics have so many lines; False if it was
-    done before."""
-    process = launch(*words)
+    done before. Without a line to wait for it is killed while it starts, as a user starts it."""
+    process = Forked(*words) if lines else program(*words)
     while process.poll() is None and lines_of(out) < lines:
         time.sleep(0.002)
     try:
@@ -102,24 +102,9 @@ def killed(launch: Launch, out: Path, lines: int, delay: float, *words: object) 
     return process.returncode == -signal.SIGKILL
 
 
-Launch = Callable[..., "subprocess.Popen[bytes] | Forked"]
-
-
 def lines_of(out: Path) -> int:
     path = out / "metrics.jsonl"
     return path.read_text().count("\n") if path.exists() else 0
-
-
-def group_is_alive(group: int) -> bool:
-    """Whether any process of the group still runs (a zombie does not)."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):
-            continue
-        if int(pgrp) == group and state != "Z":
-            return True
-    return False
 
 
 def fingerprint(run: Path) -> dict[str, str]:
@@ -134,7 +119,7 @@ def test_killed_at_random_moments(tmp_path, method, backend):
     # two while the program starts, the others at any round, at any point of it
     when = [(0, moments.uniform(0.2, 3.0)) for _ in range(2)]
     when += [(moments.randint(1, 38), moments.uniform(0.0, 0.15)) for _ in range(KILLS - 2)]
-    outcomes = killed_and_resumed(program, tmp_path, f'name = "{method}"', backend, when)
+    outcomes = killed_and_resumed(tmp_path, f'name = "{method}"', backend, when)
     # the moments must mean something: nearly all kills hit, most of them in the middle of the rounds
     assert sum(was_killed for was_killed, _ in outcomes) >= len(when) - 2
     assert sum(0 < lines < 40 for _, lines in outcomes) >= len(when) // 2
@@ -146,6 +131,8 @@ METHODS = {  # with a state on the server, or on the clients, that is more than 
     "cgpfl": ("K = 3\nk_rounds = 20", "vectorised"),  # then the server's state has another shape
     "fedmap": ('prior = { name = "learned" }', "processes"),
     "pfedgt": ('init = "gradient"', "vectorised"),  # which has a round before the first
+    "pfedhn": ("", "vectorised"),  # a network and the memory of an optimizer
+    "fedper": ('shared = ["*weight"]', "processes"),  # a part of a model on either side
 }
 
 
@@ -155,25 +142,25 @@ def test_every_method_can_be_killed(tmp_path, method):
     fields, backend = METHODS[method]
     moments = random.Random(method)
     when = [(moments.randint(*part), moments.uniform(0.0, 0.02)) for part in ((1, 3), (17, 20), (25, 30))]
-    outcomes = killed_and_resumed(Forked, tmp_path, f'name = "{method}"\n{fields}', backend, when)
+    outcomes = killed_and_resumed(tmp_path, f'name = "{method}"\n{fields}', backend, when)
     assert all(was_killed and 0 < lines < 40 for was_killed, lines in outcomes)
 
 
-def killed_and_resumed(launch, tmp_path, algorithm, backend, when):
+def killed_and_resumed(tmp_path, algorithm, backend, when):
     """For each kill of an experiment, whether it hit and how many lines there were; resumed, every one must
     end as the run that was not killed."""
     experiment = tmp_path / "experiment.toml"
     experiment.write_text(EXPERIMENT.format(algorithm=algorithm, backend=backend))
-    assert launch("run", experiment, "--out", tmp_path / "whole").wait(120) == 0
+    assert Forked("run", experiment, "--out", tmp_path / "whole").wait(120) == 0
     expected = fingerprint(tmp_path / "whole")
     rounds = [row["round"] for row in read_metrics(tmp_path / "whole")]
     assert rounds == list(range(1, 41))
 
     def one(k: int) -> tuple[bool, int]:
         out = tmp_path / f"killed{k}"
-        was_killed = killed(launch, out, *when[k], "run", experiment, "--out", out)
+        was_killed = killed(out, *when[k], "run", experiment, "--out", out)
         begun, lines = (out / "config.toml").exists(), lines_of(out)
-        assert launch(*(("resume", out) if begun else ("run", experiment, "--out", out))).wait(120) == 0
+        assert Forked(*(("resume", out) if begun else ("run", experiment, "--out", out))).wait(120) == 0
         assert fingerprint(out) == expected, f"killed {when[k][1]:.3f} s after line {when[k][0]}"
         found = [row["round"] for row in read_metrics(out)]
         assert found == rounds

@@ -14,10 +14,13 @@ import descant
 from descant import DescantError, UsageError
 from descant.algorithms import Ditto, FedAvg, LocalTrain, pFedMe
 from descant.core.splits import SPLITS
+from descant.engine.backends.choose import make_backend
+from descant.engine.rounds import Training
 from descant.engine.settings import Train
 from descant.experiment.config import parse_algorithm
 from descant.experiment.run import Interrupted
 from descant.priors.solve import SGD, Adam
+from helpers import make_work
 
 FEDERATION = descant.federation("digits", partition="dirichlet", clients=6, alpha=0.3)
 SMALL = {"rounds": 2, "cohort": 3, "local": {"steps": 2}, "eval": {"every": 1}, "backend": "vectorised"}
@@ -84,9 +87,9 @@ def test_cautions_are_python_warnings():
 def test_numbers_of_numpy_are_numbers():
     assert Train(rounds=np.int64(3)).rounds == 3
     assert type(pFedMe(lam=np.float32(2)).lam) is float
-    with pytest.raises(UsageError, match="rounds must be integer"):
+    with pytest.raises(UsageError, match="rounds must be an integer"):
         Train(rounds=np.float64(3))
-    with pytest.raises(UsageError, match="lam must be number"):
+    with pytest.raises(UsageError, match="lam must be a number"):
         pFedMe(lam=True)
 
 
@@ -167,8 +170,9 @@ def test_auto_does_not_vectorise_a_module_that_mixes_samples():
     federation = descant.Federation.from_arrays(FEDERATION.x[rows], FEDERATION.y[rows], owner, classes=10)
     mixed = run(model=MixesSamples(), federation=federation, backend="auto", chunk=3, workers=1)
     assert (mixed.setup.train.backend, mixed.setup.train.chunk) == ("loop", None)
-    ordinary = run(federation=federation, backend="auto", chunk=3, workers=1)
-    assert ordinary.setup.train.backend == "vectorised"
+    train = Train(backend="auto", chunk=3, workers=1, batch=20)
+    _, _, measured = make_backend(Training(make_work(Ditto(), federation, dtype="float32"), train))
+    assert [each.backend for each in measured] == ["loop", "vectorised"]  # of an ordinary module
 
 
 def test_a_client_whose_loss_is_not_finite_is_counted():

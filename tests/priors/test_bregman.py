@@ -457,7 +457,7 @@ def test_the_proximal_map_refuses_what_it_cannot_do() -> None:
         proximal_map(lambda theta: (theta - 2).log().sum(), vector(0.5), 1.0, SphericalGaussian())
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize("weight_decay", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
 @every_family
 def test_mirror_descent_comes_to_the_proximal_map(case: str, weight_decay: float) -> None:
     """Of f + weight_decay/2 ||.||^2. In y = grad g*(theta), lam D(theta, mu) has the gradient of the Gaussian

@@ -197,7 +197,7 @@ def test_own_priors_in_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     # an object of one's own is told apart from descant's: a table never turns into another prior
     mine = fields.dump(FedMAP(Robust(0.5), server_lr=0.5))
     assert mine["prior"] == {"name": "robust", "width": 0.5}
-    with pytest.raises(UsageError, match=r"prior.name 'robust'.*known are adaptive, fixed"):
+    with pytest.raises(UsageError, match=r"prior.name 'robust'.*known are adaptive, diagonal, fixed"):
         parse_algorithm(mine)
 
 

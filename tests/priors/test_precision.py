@@ -246,6 +246,23 @@ def test_its_gradient_form_descends_on_the_same_objective() -> None:
     assert torch.equal(low, torch.zeros(3, dtype=torch.float64))
 
 
+def test_s_may_start_anywhere_above_minus_c() -> None:
+    """Lemma 1's domain: from s < 0 the first step is the gradient's, and leads upwards; the largest
+    precision is that of the start."""
+    rule = LearnedVariance(c=1.0, epsilon=0.05, s=-0.5, lr=0.1)
+    assert rule.upper_bound() == 2.0
+    assert LearnedVariance(c=1.0, s=0.0).upper_bound() == 1.0
+    s = rule.init(vector(0, 0, 0), facts(0))
+    assert torch.equal(s, vector(-0.5, -0.5, -0.5))
+    after, _ = rule.update(s, evidence(rule, THETA, MEAN), P, facts(1))
+    slope = finite_differences(lambda s: objective(s, 1.0, 0.05), s)
+    torch.testing.assert_close(after, s - 0.1 * slope, rtol=0, atol=1e-8)
+    assert (after > s).all()
+    for wrong in (-1.0, -3.0):
+        with pytest.raises(UsageError, match="must be greater than -c = -1"):
+            LearnedVariance(c=1.0, s=wrong)
+
+
 # -- the pulls together -------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
+from benchmarks import methods
 from benchmarks.bench import app
 from benchmarks.speed import command, growth
 from benchmarks.speed.apart import Apart
@@ -56,6 +57,7 @@ def test_the_lean_loop_and_the_engine_do_the_same(method, model):
     assert len({round(found.scored.accuracy, 6) for found in again.values()}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_the_floor_has_the_products_of_the_lean_loop(model):
     """As many multiplications and additions, in training and in evaluation, whatever the arrangement.
@@ -103,6 +105,7 @@ def test_a_side_that_does_something_else_is_told():
         require_equal_work(case, {LEAN: lean, "loop": better})
 
 
+@pytest.mark.slow
 def test_sides_take_turns_in_processes_of_their_own():
     said = []
     outcome = compete(small("pfedme"), ("loop", "processes"), 2, told=said.append)
@@ -212,3 +215,29 @@ def test_the_command(tmp_path: Path, monkeypatch):
         "clients": [10, 12], "cohort": [10, 12], "parameters": [805, 1600]}
     assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert "fedavg on mclr" in result.output
+
+
+def test_what_methods_cost_beside_pfedme(monkeypatch):
+    """A few methods on few clients: every figure is there, and a method that a model refuses has none."""
+    monkeypatch.setattr(methods, "COHORT", 2)
+    monkeypatch.setattr(methods, "STEPS", 2)
+    federation = methods.validated(random_federation(4, 40, 4))
+    assert federation.train.sizes.tolist() == [15] * 4
+    assert federation.validation.sizes.tolist() == [25] * 4
+    names = ("pfedme", "fedper", "fedfomo")
+    found = methods.costs(names, "mclr", federation, 2)
+    assert list(found) == ["pfedme", "fedfomo"]  # softmax regression is nothing but a head
+    for method in found.values():
+        assert len(method.step) == len(method.server) == 2
+        assert min(method.step) > 0
+    console = Console(file=io.StringIO(), width=120)
+    methods.show(console, names, {"mclr": found})
+    assert re.search(r"pfedme +\d+ +1\.00 +\d", console.file.getvalue())
+    assert re.search(r"fedper +\n", console.file.getvalue())
+
+
+@pytest.mark.parametrize("name", methods.SERVERS)
+def test_what_servers_cost(name, monkeypatch):
+    monkeypatch.setattr(methods, "POPULATION", 8)
+    monkeypatch.setattr(methods, "PARAMETERS", 5)
+    assert min(methods.served(methods.SERVERS[name])) > 0

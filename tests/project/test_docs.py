@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shlex
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,8 +14,11 @@ import pytest
 from torch import nn
 
 import descant
+from cli_helpers import call
 from descant import algorithms
+from descant.comparison import execute
 from descant.experiment.config import Experiment
+from helpers import PoolHere
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +38,20 @@ def test_the_python_of_the_readme_runs(k, monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.strip()
     if k == 0:
         assert isinstance(scope["model"], nn.Module)
+
+
+@pytest.mark.thorough
+def test_the_python_of_docs_python_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(execute.concurrent.futures, "ProcessPoolExecutor", PoolHere)
+    scope: dict[str, object] = {}
+    for code in blocks("docs/python.md", "python"):
+        small = re.sub(r"rounds=\d+", 'rounds=2, local={"steps": 2}, backend="vectorised"', code)
+        exec(small.replace("fed, 10", "fed, 2"), scope)
+    assert isinstance(scope["model"], nn.Module)
+    experiment = Experiment.parse(tomllib.loads(blocks("docs/python.md", "toml")[0]))
+    assert experiment.algorithm.solver.schedule.factor(50) < 0.02
+    assert "Run(ditto on digits, partition classes: " in capsys.readouterr().out
 
 
 def test_the_experiment_of_the_readme_is_valid():
@@ -61,6 +80,28 @@ def test_the_method_of_the_contributing_guide_works(tmp_path, monkeypatch):
     plain = descant.run(algorithms.FedAvg(weights="uniform"), **settings)
     assert free.personal(0).theta.allclose(plain.personal(0).theta, rtol=1e-12)
     assert 0 < clipped.personal(0).theta.norm() <= 3 * 0.01 + 1e-12
+
+
+@pytest.mark.thorough
+def test_the_commands_of_ones_own_method_work(tmp_path, monkeypatch):
+    """The class of the guide in a package where one stands: shown, run, resumed and checked."""
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Your own method")[2]
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "methods.py").write_text(blocks("CONTRIBUTING.md", "python")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    [commands] = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    for command in commands.splitlines():
+        done = call(*shlex.split(command)[1:])
+        assert done.code == 0, done
+    [test] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(test, scope)
+    scope["test_clipped_avg"]()  # type: ignore[operator]
+    [points] = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
+    [(name, place)] = tomllib.loads(points)["project"]["entry-points"]["descant.algorithms"].items()
+    assert getattr(sys.modules["my_package.methods"], place.partition(":")[2]).name == name
 
 
 def test_the_line_of_metrics_is_a_real_one():

@@ -54,7 +54,7 @@ def test_the_rooms_are_few_and_say_what_they_are() -> None:
     rooms = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
     assert len(rooms) <= MOST_ROOMS
     files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
-    assert files == {"__init__.py", "__main__.py", "api.py", "errors.py", "py.typed"}
+    assert files == {"__init__.py", "__main__.py", "api.py", "errors.py", "py.typed", "testing.py"}
     for room in rooms:
         text = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
         assert text, room

@@ -138,7 +138,7 @@ def test_the_condition_is_that_the_spectral_radius_is_below_one() -> None:
         radius = float(torch.linalg.eigvals(J).abs().max())
         gt = game.own_share(gamma, m)
         assert radius == pytest.approx((1 - gt) * abs(h - mu) / (gt * h + (1 - gt) * mu + rho), abs=1e-12)
-        stable = game.is_stable(h, gamma, m, mu, rho)
+        stable = h < game.stable_curvature(game.own_share(gamma, m), mu, rho)
         assert stable == (radius < 1)
         assert stable == (h * (1 - 2 * gt) < 2 * (1 - gt) * mu + rho)
         assert stable or gt <= 0.5
@@ -150,8 +150,8 @@ def test_the_largest_stable_curvature() -> None:
     bound = game.stable_curvature(0.2, 0.05, 0.01)
     assert bound == pytest.approx((2 * 0.8 * 0.05 + 0.01) / 0.6)
     gamma = (5 * 0.2 - 1) / 4  # whose share among 5 clients is 0.2
-    assert game.is_stable(bound * 0.999, gamma, 5, 0.05, 0.01)
-    assert not game.is_stable(bound * 1.001, gamma, 5, 0.05, 0.01)
+    assert bound * 0.999 < game.stable_curvature(game.own_share(gamma, 5), 0.05, 0.01)
+    assert bound * 1.001 > game.stable_curvature(game.own_share(gamma, 5), 0.05, 0.01)
     assert game.stable_curvature(0.51, 0.0) == math.inf
     assert game.stable_curvature(0.5, 0.1) == math.inf
     assert game.stable_curvature(0.5, 0.0) == 0  # w_i <- -w_j: the answers go round for ever

@@ -137,12 +137,12 @@ def many(clients: int, rows: int = 10) -> Federation:
 
 def test_a_hundred_thousand_clients_are_measured_at_once():
     federation = many(100_000)
-    start = time.perf_counter()
+    start = time.process_time()  # other processes do not count
     counts = heterogeneity.class_counts(federation)
     heterogeneity.label_distances(counts), heterogeneity.effective_classes(counts)
     heterogeneity.gini(heterogeneity.sizes(federation))
     draw_blocks(federation, measure(federation), 80, plain=False)
-    assert time.perf_counter() - start < 3  # a fraction of it on an idle machine
+    assert time.process_time() - start < 3
 
 
 # -- sketches and pictures -------------------------------------------------------------------------
@@ -221,6 +221,7 @@ def png_size(picture: bytes) -> tuple[int, int]:
     return width, height
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {"partition": "classes", "clients": 20}, {"partition": "iid", "clients": 100, "unseen": 10},
     {"partition": "shards", "clients": 400, "unseen": 40}, {"partition": "feature", "clients": 6},

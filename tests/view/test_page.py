@@ -29,8 +29,8 @@ from page_helpers import nothing_yet, page_data
 
 EVIL = "<script>alert(1)</script>"
 EMPTY_TAGS = {"meta", "link", "br", "path", "circle", "input"}
-PARTS = ("title", "progress", "answer", "table", "legend", "curves", "clients", "differences", "grids",
-         "clusters", "federation", "tuning", "methods", "origin")
+PARTS = ("title", "progress", "answer", "table", "paper", "legend", "curves", "clients", "differences",
+         "grids", "clusters", "federation", "tuning", "methods", "origin")
 
 
 class Reader(HTMLParser):

@@ -89,13 +89,14 @@ class CGPFL(PriorMethod):
         return () if self.outer == "pfedme" else server.centres.new_tensor(2 / round.population)
 
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
-        prior = self.belief.prior(message)
+        received = self.received(task, message, state)
+        prior = received.prior
         assert isinstance(prior, Gaussian)
         # the step on w is pFedMe's eta lam: divided by lam, so that the printed one is without it
         eta = self.beta if self.outer == "pfedme" else self.beta * message.shared / prior.precision
-        w, theta = moreau_rounds(task, self.belief.centre(message), prior, data,
-                                 SGD(lr=self.eta, weight_decay=self.weight_decay), eta=eta, K=self.S)
-        return self.belief.tell(message, w, theta), theta
+        w, theta = moreau_rounds(task, received, data, SGD(lr=self.eta, weight_decay=self.weight_decay),
+                                 eta=eta, K=self.S)
+        return received.tell(w, theta), theta
 
     def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
         sent, printed = message.shared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -18,12 +18,10 @@ from descant.core.algorithm import (
     least_loss,
 )
 from descant.core.fields import hyper
-from descant.core.task import Batch, Task
-from descant.core.tree import Tree, map_tree, pick, stack
+from descant.core.task import Task
+from descant.core.tree import map_tree, pick, stack
 from descant.core.vector import Model
-from descant.priors.solve import SGD, Solver, descend
-
-Carry: TypeAlias = tuple[Model, Tree]  # a model on its way, with the state of its solver
+from descant.priors.solve import SGD, Solver, solve
 
 
 class Server(NamedTuple):
@@ -75,12 +73,8 @@ class Dichotomous(Algorithm):
         return Message(shared=server.w)
 
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Model, Model]:
-        def step(carry: tuple[Carry, Carry], *batches: Batch) -> tuple[Carry, Carry]:
-            (own, memory), (pooled, pooled_memory) = carry
-            return (descend(task, own, batches[0], self.solver, state=memory),
-                    descend(task, pooled, batches[-1], self.solver, state=pooled_memory))
-
-        (own, _), (pooled, _) = data.scan(step, (self._start(state), self._start(message.shared)))
+        own = solve(task, state, data, self.solver)
+        pooled = solve(task, message.shared, data, self.solver, which=-1)
         return pooled, own
 
     def aggregate(self, server: Server, uploads: Model, round: Round) -> tuple[Server, dict[str, Any]]:
@@ -95,17 +89,10 @@ class Dichotomous(Algorithm):
 
     def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
         w, initial = message.shared
-
-        def step(carry: Carry, *batches: Batch) -> Carry:
-            return descend(task, carry[0], batches[0], self.solver, state=carry[1])
-
-        return better(task, data.scan(step, self._start(initial))[0], w, data)
+        return better(task, solve(task, initial, data, self.solver), w, data)
 
     def global_model(self, server: Server) -> Model:
         return server.w
-
-    def _start(self, model: Model) -> Carry:
-        return model, self.solver.init(model.theta)
 
 
 def better(task: Task, own: Model, shared: Model, data: ClientData) -> Model:

@@ -7,13 +7,14 @@ from typing import ClassVar
 
 from descant.core.algorithm import ClientData, LocalStep, Message, Weights
 from descant.core.fields import hyper
+from descant.core.parts import Shared
 from descant.core.ranges import Log
 from descant.core.task import Task
 from descant.core.vector import Model
 from descant.priors.belief import Average, Belief, Counted, GaussianBelief, PriorMethod, Upload
 from descant.priors.grouping import KMeans, grouped
 from descant.priors.precision import Lam, as_rule, strongest, unstable
-from descant.priors.solve import SGD, Solver, solve, step_size
+from descant.priors.solve import SGD, Solver, finetuned, solve, step_size
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Ditto(PriorMethod):
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
     groups: KMeans | None = hyper(None, "a server model for each cluster of clients; absent: one for all")
+    shared: Shared = hyper("all", "the layers of which there is a global model; the others are private")
+    finetune: int = hyper(0, "steps on the loss alone before a client predicts (FT: 1)", ge=0)
 
     def local_step(self) -> LocalStep:
         return LocalStep("solver.lr", strongest(self.lam))
@@ -54,10 +57,15 @@ class Ditto(PriorMethod):
         return grouped(prior, self.groups, self.name)
 
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
-        w_i = solve(task, self.belief.centre(message), data, self.solver)
-        v_i = solve(task, state, data, self.solver, self.belief.prior(message))
-        return self.belief.tell(message, w_i, v_i), v_i
+        received = self.received(task, message, state)
+        w_i = solve(task, received.centre, data, self.solver)
+        v_i = solve(task, state, data, self.solver, received.prior)
+        return received.tell(w_i, v_i), v_i
+
+    def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
+        return finetuned(task, state, data, self.solver, self.finetune)
 
     def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
-        sent = self.belief.chosen(task, message, data)
-        return solve(task, self.belief.centre(sent), data, self.solver, self.belief.prior(sent))
+        received = self.joining(task, message, data)
+        v_i = solve(task, received.centre, data, self.solver, received.prior)
+        return self.personalize(task, message, v_i, data)

@@ -9,16 +9,17 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from descant.core import parts
 from descant.core.algorithm import ClientData, Message, Round, Weights
 from descant.core.fields import hyper
 from descant.core.task import Task
 from descant.core.tree import Tree, take, where
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.priors.belief import Belief, Descend, GaussianBelief, PriorMethod, Tempered, Upload
-from descant.priors.energy import Energy, EnergyBelief, InputConvex, OwnPrior, check, require_named
+from descant.priors.belief import Belief, Descend, GaussianBelief, PriorMethod, Received, Tempered, Upload
+from descant.priors.energy import Energy, EnergyBelief, InputConvex, OwnPrior, require_named
 from descant.priors.grouping import KMeans, grouped
-from descant.priors.precision import Adaptive, FixedVariance, LearnedVariance, unstable
+from descant.priors.precision import Adaptive, DiagonalVariance, FixedVariance, LearnedVariance, unstable
 from descant.priors.solve import Adam, Proximal, Solver, solve, step_size
 
 
@@ -57,8 +58,8 @@ class FedMAP(PriorMethod):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"solver": Adam(lr=1e-4)}}
 
-    prior: FixedVariance | LearnedVariance | Adaptive | InputConvex | OwnPrior | Energy = hyper(
-        FixedVariance(), "the family of priors")
+    prior: (FixedVariance | DiagonalVariance | LearnedVariance | Adaptive | InputConvex | OwnPrior
+            | Energy) = hyper(FixedVariance(), "the family of priors")
     solver: Solver = hyper(Adam(lr=0.003), "local optimizer")
     weights: Weights | Literal["omega", "mean_log"] = hyper("omega", "what a client counts on the server")
     temperature: float = hyper(1.0, "weights are taken to the power 1 / temperature", gt=0)
@@ -67,6 +68,7 @@ class FedMAP(PriorMethod):
     start: Literal["own", "global"] = hyper("own", "where local training starts")
     init: Literal["model", "client"] = hyper("model", "where the prior begins: initial model, or a client's")
     groups: KMeans | None = hyper(None, "a prior for each cluster of clients; absent: one for all")
+    shared: parts.Shared = hyper("all", "the layers that have a prior; the others are private")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +82,8 @@ class FedMAP(PriorMethod):
         if not isinstance(prior, Energy):
             return
         require_named(prior, "fedmap.prior")
+        if self.shared != "all":
+            raise UsageError(f'fedmap.shared: {prior.name} is a prior of whole models: use shared = "all"')
         if self.server_lr == "mean":
             raise UsageError(f"fedmap.server_lr: the prior {prior.name} has no weighted mean: give the step "
                              "size lambda of Eq. 3, such as server_lr = 1.0")
@@ -93,9 +97,10 @@ class FedMAP(PriorMethod):
         name = "1/sigma2" if isinstance(self.prior, FixedVariance) else "the precision"
         step = None if self.likelihood == "sum" else step_size(self.solver)
         found = unstable("solver.lr", step, self.prior, name)
-        if isinstance(self.prior, FixedVariance) and self.server_lr != "mean" and (
-                self.server_lr > self.prior.sigma2):
-            found.append(f"server_lr = {self.server_lr:g} with sigma2 = {self.prior.sigma2:g}: the mean "
+        fixed = isinstance(self.prior, FixedVariance | DiagonalVariance)
+        if fixed and self.server_lr != "mean" and self.server_lr * self.prior.upper_bound() > 1:
+            least = 1 / self.prior.upper_bound()
+            found.append(f"server_lr = {self.server_lr:g} with sigma2 = {least:g}: the mean "
                          "overshoots the clients' models; it needs server_lr <= sigma2")
         return found
 
@@ -110,11 +115,6 @@ class FedMAP(PriorMethod):
         prior = GaussianBelief(self.prior, Descend(step, self.prior.ridge()), weights,
                                "new" if step is None else "old")
         return grouped(prior, self.groups, self.name)
-
-    def init_server(self, task: Task, model: Model, round: Round) -> Tree:
-        if isinstance(self.prior, Energy):
-            check(self.prior, model.theta)
-        return self.belief.init(model, round)
 
     def init_client(self, task: Task, model: Model) -> State:
         return State(model, torch.zeros((), dtype=model.theta.dtype))
@@ -131,29 +131,29 @@ class FedMAP(PriorMethod):
 
     def local(self, task: Task, message: Message, state: State, data: ClientData) -> tuple[Upload, State]:
         (shared, begun), each = message
-        sent = Message(shared, each)
-        start = self.belief.centre(sent)
+        received = self.received(task, Message(shared, each), state.theta)
+        start = received.centre
         if self.start == "own":
             start = where(state.joined > 0, state.theta, start)
-        theta = self._solved(task, sent, begun, start, data)
-        upload = self.belief.tell(sent, theta, theta)._replace(
-            log_weight=self._log_omega(task, sent, theta, data))
+        theta = self._solved(task, received, begun, start, data)
+        upload = received.tell(theta, theta)._replace(
+            log_weight=self._log_omega(task, received, theta, data))
         joined = torch.ones_like(state.joined) if self.init == "model" else begun.clone()
         return upload, State(theta, joined)
 
-    def _solved(self, task: Task, sent: Message, begun: Tree, start: Model, data: ClientData) -> Model:
-        prior = self.belief.prior(sent)
+    def _solved(self, task: Task, received: Received, begun: Tree, start: Model, data: ClientData) -> Model:
+        prior = received.prior
         if self.likelihood == "sum":
             prior = prior.scaled(1 / data.size)
         if self.init == "client":
             prior = prior.scaled(begun)
         return solve(task, start, data, self.solver, prior)
 
-    def _log_omega(self, task: Task, sent: Message, theta: Model, data: ClientData) -> Tree:
+    def _log_omega(self, task: Task, received: Received, theta: Model, data: ClientData) -> Tree:
         if self.weights in ("uniform", "samples"):
             return ()
         mean_loss = data.mean(lambda batch: task.loss(theta, batch))
-        return -data.size * mean_loss - self.belief.prior(sent).energy(theta.theta)
+        return -data.size * mean_loss - received.prior.energy(theta.theta)
 
     def aggregate(self, server: Tree, uploads: Upload, round: Round) -> tuple[Tree, dict[str, Any]]:
         if self.init == "client" and round.number == 1:
@@ -166,5 +166,5 @@ class FedMAP(PriorMethod):
 
     def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
         (shared, begun), each = message
-        sent = self.belief.chosen(task, Message(shared, each), data)
-        return self._solved(task, sent, begun, self.belief.centre(sent), data)
+        received = self.joining(task, Message(shared, each), data)
+        return self._solved(task, received, begun, received.centre, data)

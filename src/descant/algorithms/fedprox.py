@@ -13,7 +13,7 @@ from descant.core.vector import Model
 from descant.priors.belief import Average, Belief, Counted, GaussianBelief, PriorMethod, Upload
 from descant.priors.grouping import KMeans, grouped
 from descant.priors.precision import Lam, as_rule, strongest, unstable
-from descant.priors.solve import SGD, Solver, solve, step_size
+from descant.priors.solve import SGD, Solver, finetuned, solve, step_size
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class FedProx(PriorMethod):
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
     groups: KMeans | None = hyper(None, "a server model for each cluster of clients; absent: one for all")
+    finetune: int = hyper(0, "steps on the loss alone before a client predicts (FT: 1)", ge=0)
 
     def local_step(self) -> LocalStep:
         return LocalStep("solver.lr", strongest(self.mu))
@@ -59,7 +60,7 @@ class FedProx(PriorMethod):
         return self.belief.tell(message, w_i, w_i), ()
 
     def personalize(self, task: Task, message: Message, state: tuple[()], data: ClientData) -> Model:
-        return self.belief.centre(message)
+        return finetuned(task, self.belief.centre(message), data, self.solver, self.finetune)
 
     def adapt(self, task: Task, message: Message, data: ClientData) -> Model:
-        return self.belief.centre(self.belief.chosen(task, message, data))
+        return self.personalize(task, self.belief.chosen(task, message, data), (), data)

@@ -16,7 +16,7 @@ from descant.errors import UsageError
 from descant.priors.belief import Belief, Counted, Descend, GaussianBelief, PriorMethod, Upload
 from descant.priors.grouping import KMeans, grouped
 from descant.priors.precision import Lam, as_rule, inner_step, strongest, unstable
-from descant.priors.solve import SGD, inner_solve
+from descant.priors.solve import SGD, inner_solve, solve
 from descant.theory.moreau import corollary_steps
 
 
@@ -123,5 +123,5 @@ class OneStageFedProx(PriorMethod):
         def steps(w_i: Model, batch: Batch) -> Model:
             return inner_solve(task, w_i, batch, solver, prior, K)
 
-        w_i = data.scan(steps, state)
+        w_i = solve(task, state, data, solver, prior) if K == 1 else data.scan(steps, state)
         return self.belief.tell(message, w_i, w_i), w_i

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from descant.core.algorithm import ClientData, LocalStep, Message, Round, Weights
 from descant.core.fields import hyper
+from descant.core.parts import Shared
 from descant.core.ranges import Log, Step
 from descant.core.task import Batch, Task
 from descant.core.tree import Tree
@@ -28,8 +29,8 @@ from descant.priors.precision import (
     strongest,
     unstable,
 )
-from descant.priors.quadratic import Flat, Gaussian
-from descant.priors.solve import SGD, inner_solve
+from descant.priors.quadratic import Gaussian
+from descant.priors.solve import SGD, finetuned, inner_solve
 
 
 class Own(NamedTuple):  # the state of a client
@@ -87,6 +88,9 @@ class pFedBreD(PriorMethod):
     finetune: int = hyper(0, "steps on the loss alone before a client predicts (FT: 1)", ge=0)
     weight_decay: float = hyper(0.0, "strength of the pull of theta to zero", ge=0)
     groups: KMeans | None = hyper(None, "a server model for each cluster of clients; absent: one for all")
+    shared: Shared = hyper("all", "the layers that have a prior; the others are private")
+    eta_inner: float = hyper(None, "step to where nested strategies take the loss gradient; absent: eta_a",
+                             ge=0, derived=lambda self: self.eta_a)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,14 +116,14 @@ class pFedBreD(PriorMethod):
 
     @property
     def _means(self) -> Strategy:
-        return strategy(self.strategy, self.family, self.eta, self.eta_a)
+        return strategy(self.strategy, self.family, self.eta, self.eta_a, self.eta_inner)
 
     def batches_per_step(self) -> int:
         return 2 if self._means.moves else 1
 
     def init_server(self, task: Task, model: Model, round: Round) -> Tree:
         self.family.require(model.theta)
-        return self.belief.init(self._projected(model), round)
+        return super().init_server(task, self._projected(model), round)
 
     def init_client(self, task: Task, model: Model) -> Own:
         model = self._projected(model)
@@ -129,7 +133,8 @@ class pFedBreD(PriorMethod):
         return Model(self.family.project(model.theta), model.stats)
 
     def local(self, task: Task, message: Message, state: Own, data: ClientData) -> tuple[Upload, Own]:
-        w, prior, means = self.belief.centre(message), self.belief.prior(message), self._means
+        received = self.received(task, message, state.theta)
+        w, prior, means = received.centre, received.prior, self._means
         assert isinstance(prior, Gaussian)
         lam, family, decay = prior.precision, self.family, self.weight_decay
         mirror = Mirror(family, self.a, decay)
@@ -148,23 +153,15 @@ class pFedBreD(PriorMethod):
             if self.order == "exact":
                 step = means.pulled_back(f, mean, step)
             # the statistics of w are those of the theta that has seen the data
-            return Carry(Model(family.project(mean.w - step), theta.stats), theta, theta, mean.mu)
+            w_i = received.kept(family.project(mean.w - step), theta.theta)
+            return Carry(Model(w_i, theta.stats), theta, theta, mean.mu)
 
         begin = state.theta if self.start == "last" else w
         done: Carry = data.scan(local_round, Carry(w, state.theta, begin, w.theta))
         around = done.mu if isinstance(self.lam, LearnedVariance) else None
         own = Own(done.theta, done.w.theta if means.remembers else ())
-        return self.belief.tell(message, done.w, done.theta, around), own
+        return received.tell(done.w, done.theta, around), own
 
     def personalize(self, task: Task, message: Message, state: Own, data: ClientData) -> Model:
         mirror = Mirror(self.family, self.a, self.weight_decay)
-
-        def finetuned(model: Model) -> Model:
-            gradient = data.mean(lambda batch: task.grad(model, batch).theta)
-            theta, _ = mirror.step(model.theta, gradient, Flat(), mirror.init(model.theta))
-            return Model(theta, model.stats)
-
-        theta = state.theta
-        for _ in range(self.finetune):
-            theta = finetuned(theta)
-        return theta
+        return finetuned(task, state.theta, data, mirror, self.finetune)

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from descant.core.algorithm import ClientData, LocalStep, Message, Weights
 from descant.core.fields import hyper
+from descant.core.parts import Shared
 from descant.core.ranges import Log, Step
 from descant.core.task import Batch, Task
 from descant.core.vector import Model
-from descant.priors.belief import Average, Belief, Counted, GaussianBelief, PriorMethod, Upload
+from descant.priors.belief import Average, Belief, Counted, GaussianBelief, PriorMethod, Received, Upload
 from descant.priors.grouping import KMeans, grouped
 from descant.priors.precision import Lam, as_rule, inner_step, outer_step, overshooting, strongest, unstable
-from descant.priors.prior import Prior
 from descant.priors.quadratic import Gaussian
-from descant.priors.solve import SGD, inner_solve
+from descant.priors.solve import SGD, finetuned, inner_solve
 
 
 class Carry(NamedTuple):
@@ -60,6 +60,8 @@ class pFedMe(PriorMethod):
     start: Literal["theta", "w"] = hyper("theta", "where the steps on theta begin for each batch")
     weight_decay: float = hyper(0.0, "strength of the pull of theta to zero", ge=0)
     groups: KMeans | None = hyper(None, "a server model for each cluster of clients; absent: one for all")
+    shared: Shared = hyper("all", "the layers that have a prior; the others are private")
+    finetune: int = hyper(0, "steps on the loss alone before a client predicts (FT: 1)", ge=0)
 
     def local_step(self) -> LocalStep:
         return LocalStep("alpha", strongest(self.lam))
@@ -73,15 +75,22 @@ class pFedMe(PriorMethod):
         return grouped(prior, self.groups, self.name)
 
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
-        w, theta = moreau_rounds(task, self.belief.centre(message), self.belief.prior(message), data,
-                                 SGD(lr=self.alpha, weight_decay=self.weight_decay), eta=self.eta, K=self.K,
-                                 start=self.start)
-        return self.belief.tell(message, w, theta), theta
+        received = self.received(task, message, state)
+        w, theta = moreau_rounds(task, received, data, self._solver, eta=self.eta, K=self.K, start=self.start)
+        return received.tell(w, theta), theta
+
+    def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
+        return finetuned(task, state, data, self._solver, self.finetune)
+
+    @property
+    def _solver(self) -> SGD:
+        return SGD(lr=self.alpha, weight_decay=self.weight_decay)
 
 
-def moreau_rounds(task: Task, w: Model, prior: Prior, data: ClientData, solver: SGD, *, eta: Tensor | float,
+def moreau_rounds(task: Task, received: Received, data: ClientData, solver: SGD, *, eta: Tensor | float,
                   K: int, start: Literal["theta", "w"] = "theta") -> Carry:
-    """The R local rounds of ONE client from w, with the precision of its prior: its w_i, and its theta."""
+    """The R local rounds of ONE client from the centre of its prior: its w_i, and its theta."""
+    w, prior = received.centre, received.prior
     assert isinstance(prior, Gaussian)
     lam = prior.precision
 
@@ -92,7 +101,7 @@ def moreau_rounds(task: Task, w: Model, prior: Prior, data: ClientData, solver: 
         theta = inner_solve(task, theta, batch, solver, Gaussian(w.theta, lam), K)
         step = eta * lam * (w.theta - theta.theta)
         # the statistics of w are those of the theta that has seen the data
-        return Carry(Model(w.theta - step, theta.stats), theta)
+        return Carry(Model(received.kept(w.theta - step, theta.theta), theta.stats), theta)
 
     carry: Carry = data.scan(local_round, Carry(w, w))
     return carry

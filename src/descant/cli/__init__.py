@@ -22,6 +22,7 @@ from descant.cli import (
     data,
     example,
     export,
+    init,
     listing,
     personalize,
     predict,
@@ -36,7 +37,7 @@ from descant.cli.common import show_imports
 
 # Typer up to 0.20, which Flower requires, would read the brackets in our help as markup.
 typer.core.HAS_RICH = False
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                   pretty_exceptions_enable=False)
 
 
@@ -66,6 +67,8 @@ def descant(
     Start with an example, twelve hospitals with made-up patients:
       descant example hospitals
       descant run hospitals/experiment.toml
+    Or with your own tables, one file for each client:
+      descant init my_folder --target COLUMN
     Compare methods:
       descant compare hospitals/experiment.toml --algorithms fedavg,ditto,pfedme --out results/mine
     See what is available:
@@ -81,9 +84,9 @@ def descant(
 
 
 for command in (
-    example.example, run.run, resume.resume, compare.compare, report.report, watch.watch, export.export,
-    predict.predict, personalize.personalize, certificates.certificates, server.server, client.client,
-    advise.advise,
+    example.example, init.init, run.run, resume.resume, compare.compare, report.report, watch.watch,
+    export.export, predict.predict, personalize.personalize, certificates.certificates, server.server,
+    client.client, advise.advise,
 ):
     app.command()(command)
 app.command(name="list")(listing.list_entries)

@@ -10,25 +10,23 @@ from typing import Annotated
 
 import typer
 
-from descant.cli.common import Allow, AsJson, DataDir, Settings, read_tables, reporting_errors, say_demo
+from descant.cli.common import read_tables, reporting, say_demo
+from descant.cli.options import Allow, AsJson, DataDir, Settings, argument, option
 from descant.errors import UsageError
-from descant.view.terminal import make_console
 
 
 def advise(
-    file: Annotated[Path | None, typer.Argument(
-        metavar="FILE", show_default=False,
-        help="The experiment, a TOML file; of its method, weight decay and cost count. Default: the demo."
+    file: Annotated[Path | None, argument(
+        "FILE", "The experiment, a TOML file; of its method, weight decay and cost count. Default: the demo."
         )] = None,
     settings: Settings = None,
     clients: Annotated[int, typer.Option("--clients", metavar="N", min=2,
                                          help="How many clients to ask, at most.")] = 20,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1,
                                        help="How long each of them fits a model of its own, at most.")] = 300,
-    ridge: Annotated[float | None, typer.Option(
-        "--ridge", metavar="X", show_default=False,
-        help="Ridge of these models. Default: the weight decay of the experiment, or else one by a client's "
-             "number of rows.")] = None,
+    ridge: Annotated[float | None, option(
+        "--ridge", "X", "Ridge of these models. Default: the weight decay of the experiment, or else one by "
+                        "a client's number of rows.")] = None,
     cap: Annotated[float, typer.Option("--cap", metavar="X", help="The largest lambda.")] = 100.0,
     eps: Annotated[float, typer.Option(
         "--eps", metavar="X", help="Share of the squared error that may be left in the end.")] = 0.01,
@@ -49,7 +47,7 @@ def advise(
       descant advise experiment.toml --clients 50
       descant advise experiment.toml --set model.name=dnn --json
     """
-    with reporting_errors("stopped"):
+    with reporting("stopped") as console:
         for name, value, top in (("ridge", ridge, math.inf), ("cap", cap, math.inf), ("eps", eps, 1)):
             if value is not None and not 0 < value < top:  # before the clients are asked
                 raise UsageError(f"--{name} must be greater than 0 and less than {top:g}, not {value:g}")
@@ -60,7 +58,6 @@ def advise(
         from descant.view.progress import counting
 
         experiment = Experiment.parse(read_tables(file, settings, with_algorithm=True), ran(allow or ()))
-        console = make_console()
         if not as_json:
             say_demo(console, file)
         with ExitStack() as stack:

@@ -8,22 +8,19 @@ from typing import Annotated
 
 import typer
 
-from descant.cli.common import reporting_errors
+from descant.cli.common import reporting
+from descant.cli.options import argument, option
 from descant.deploy import require_flower
-from descant.view.terminal import make_console
 
 PORT = 8443
 
 
 def certificates(
-    directory: Annotated[Path, typer.Argument(
-        metavar="DIR", show_default=False, help="Where they are kept. Existing files stay.")],
-    host: Annotated[str, typer.Option(
-        "--host", metavar="HOST", show_default=False,
-        help="The name or address at which clients reach the server.")],
-    clients: Annotated[list[str] | None, typer.Option(
-        "--client", metavar="NAME", show_default=False,
-        help="A client's name; once for each. Later calls add clients, or renew the server's certificate."
+    directory: Annotated[Path, argument("DIR", "Where they are kept. Existing files stay.")],
+    host: Annotated[str, option("--host", "HOST", "The name or address at which clients reach the server.")],
+    clients: Annotated[list[str] | None, option(
+        "--client", "NAME",
+        "A client's name; once for each. Later calls add clients, or renew the server's certificate."
         )] = None,
     days: Annotated[int, typer.Option("--days", metavar="N", min=1,
                                       help="How long the server's certificate is valid.")] = 365,
@@ -37,13 +34,12 @@ def certificates(
       descant certificates keys --host server.example.org --client north --client south
       descant certificates keys --host server.example.org --client east
     """
-    with reporting_errors("stopped; rerun the same command to finish"):
+    with reporting("stopped; rerun the same command to finish") as console:
         require_flower()
         from descant.deploy.certificates import make_certificates
 
         made = make_certificates(directory, host, clients or [], days)
         everyone = sorted(path.stem for path in (directory / "server" / "clients").glob("*.pub"))
-        console = make_console()
 
         def say(text: str = "") -> None:
             console.print(text, soft_wrap=True)

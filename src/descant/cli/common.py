@@ -1,58 +1,28 @@
-"""What all commands share: options, and how an error or a signal ends a command."""
+"""What all commands share: reading an experiment, and how an error or a signal ends a command."""
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from descant.errors import DescantError, UsageError
+from descant.view.terminal import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-Settings = Annotated[list[str] | None, typer.Option(
-    "--set", metavar="SECTION.FIELD=VALUE", show_default=False,
-    help="Change a field of the experiment; may be given more than once.")]
-
-
-def _use_data_dir(directory: Path | None) -> None:
-    """Through the environment, which loaders read and worker processes inherit."""
-    if directory is not None:
-        os.environ["DESCANT_DATA"] = str(directory)
-
-
-DataDir = Annotated[Path | None, typer.Option(
-    "--data-dir", metavar="DIR", show_default=False, callback=_use_data_dir,
-    help="Where datasets are kept. Default: $DESCANT_DATA, or ~/.cache/descant.")]
-Allow = Annotated[list[str] | None, typer.Option(
-    "--allow", metavar="PACKAGE", show_default=False,
-    help="A trusted package or module whose code may be imported where a file names it (a model, prior or "
-         "metric as package.module:name); may be given more than once. To allow it always: allow = [...] in "
-         "~/.config/descant/settings.toml.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Profiled = Annotated[bool, typer.Option(
-    "--profile", help="Show where the time of the rounds went: sampling, batches, local work and so on.")]
-
-
-class _ToStderr(logging.Handler):
-    """The output of a command may be for programs."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(record.getMessage(), err=True)
 
 
 def show_imports() -> None:
     """Print whose code a command imports."""
     log = logging.getLogger("descant.core.import_object")
     log.setLevel(logging.INFO)
-    log.handlers = [_ToStderr()]
+    log.handlers = [logging.StreamHandler()]  # to stderr: the output of a command may be for programs
 
 
 def read_tables(file: Path | None, settings: Sequence[str] | None, *, with_algorithm: bool = False
@@ -91,12 +61,18 @@ def terminable(begin: Callable[[], None] = lambda: None) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def restated(interrupt: KeyboardInterrupt, message: str) -> KeyboardInterrupt:
+    """The same interrupt, with what the user should know."""
+    is_terminated = isinstance(interrupt, Terminated) or isinstance(interrupt.__context__, Terminated)
+    return (Terminated if is_terminated else KeyboardInterrupt)(message)
+
+
 @contextmanager
-def reporting_errors(stopped: str) -> Iterator[None]:
-    """Report an error in one message; only a bug shows a traceback. `stopped` is the message for a Ctrl-C
-    before a run has started."""
+def reporting(stopped: str) -> Iterator[Console]:
+    """The console of a command. An error is reported in one message; only a bug shows a traceback. `stopped`
+    is the message for a Ctrl-C before a run has started."""
     try:
-        yield
+        yield make_console()
     except BrokenPipeError:
         raise  # the reader has closed the pipe: Typer ends quietly
     except KeyboardInterrupt as interrupt:  # a run's says how far it got

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from descant.cli.common import AsJson, DataDir, Settings, read_tables, reporting_errors, say_demo
+from descant.cli.common import read_tables, reporting, say_demo
+from descant.cli.options import AsJson, DataDir, Settings, argument, option
 from descant.core.files import write_atomic
 from descant.errors import UsageError
-from descant.view.terminal import make_console
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -34,26 +34,24 @@ def list_data(as_json: AsJson = False, data_dir: DataDir = None) -> None:
       descant data list
       descant data list --data-dir /srv/data --json
     """
-    with reporting_errors("stopped"):
+    with reporting("stopped") as console:
         from descant.view.data import list_datasets, show_datasets
 
         found = list_datasets()
         if as_json:
             typer.echo(json.dumps(found, indent=2))
         else:
-            show_datasets(make_console(), found)
+            show_datasets(console, found)
 
 
 @app.command(name="show")
 def show_data(
-    file: Annotated[Path | None, typer.Argument(
-        metavar="FILE", show_default=False,
-        help="The experiment, a TOML file; a section [data] is enough. Default: the demo.")] = None,
+    file: Annotated[Path | None, argument(
+        "FILE", "The experiment, a TOML file; a section [data] is enough. Default: the demo.")] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(
-        "--out", metavar="PICTURE.png", show_default=False,
-        help="Where to write the picture; replaces a file of that name. Default: data.png (or data-2.png, "
-             "and so on) next to FILE, and here for the demo.")] = None,
+    out: Annotated[Path | None, option(
+        "--out", "PICTURE.png", "Where to write the picture; replaces a file of that name. Default: data.png "
+                                "(or data-2.png, and so on) next to FILE, and here for the demo.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Show the clients of an experiment: sizes, classes, splits, and how much they differ.
@@ -66,7 +64,7 @@ def show_data(
       descant data show experiment.toml --set data.partition=dirichlet --set data.alpha=0.1
       descant data show experiment.toml --out clients.png
     """
-    with reporting_errors("stopped"):
+    with reporting("stopped") as console:
         if out is not None and (out.suffix.lower() != ".png" or not out.parent.is_dir()):
             raise UsageError(f"--out {out}: name a file that ends in .png, in a directory that exists")
         from descant.data.heterogeneity import measure
@@ -75,7 +73,6 @@ def show_data(
         from descant.view.data_picture import draw_federation
 
         experiment = Experiment.parse(read_tables(file, settings, with_algorithm=True))
-        console = make_console()
         say_demo(console, file)
         federation = experiment.data.federation()
         measured = measure(federation)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from descant.cli.common import reporting_errors
-from descant.view.terminal import make_console
+from descant.cli.common import reporting
 
 
 def example(
@@ -25,8 +24,8 @@ def example(
       descant example hospitals
       descant run hospitals/experiment.toml
     """
-    with reporting_errors("stopped; the example is incomplete"):
+    with reporting("stopped; the example is incomplete") as console:
         from descant.data.hospitals import write_example
 
         write_example(directory)
-        make_console().print(f"{directory / 'experiment.toml'}", soft_wrap=True)
+        console.print(f"{directory / 'experiment.toml'}", soft_wrap=True)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from descant.cli.common import Allow, DataDir, reporting_errors
+from descant.cli.common import reporting
+from descant.cli.options import Allow, DataDir, argument, option
 from descant.errors import DescantError, UsageError
-from descant.view.terminal import make_console
 
 if TYPE_CHECKING:
     from descant.deploy.export.formats import Format
     from descant.experiment.run import Run
 
 ALL = "all"
-RunDir = Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="The directory of the run.")]
+RunDir = Annotated[Path, argument("RUN", "The directory of the run.")]
 WhichRound = Annotated[Literal["best", "last"], typer.Option(
     "--which", help="The round that is best on validation data (without any: the last), or the last.")]
 
@@ -36,11 +36,9 @@ def load_run(place: Path, allow: Sequence[str] | None = None) -> Run:
 
 def export(
     run: RunDir,
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", show_default=False,
-                                     help="Where to write the models, each in a directory of its own.")],
-    clients: Annotated[list[str] | None, typer.Option(
-        "--client", metavar="NAME", show_default=False,
-        help="A client's name or number, once for each; or: all.")] = None,
+    to: Annotated[Path, option("--to", "DIR", "Where to write the models, each in a directory of its own.")],
+    clients: Annotated[list[str] | None, option(
+        "--client", "NAME", "A client's name or number, once for each; or: all.")] = None,
     shared: Annotated[bool, typer.Option(
         "--global", help="The global model (to DIR/global), if the method has one.")] = False,
     which: WhichRound = "best",
@@ -62,7 +60,7 @@ def export(
       descant export runs/hospitals --client all --global --to models
       descant export runs/hospitals --client north --to models --onnx
     """
-    with reporting_errors("stopped; the models written so far are complete"):
+    with reporting("stopped; the models written so far are complete") as console:
         if not clients and not shared:
             raise UsageError("whose model? use --client NAME, --client all, or --global")
         from descant.core.units import times
@@ -78,7 +76,6 @@ def export(
         everybody = ALL in (clients or ()) and ALL not in names
         numbers = (range(len(names)) if everybody else
                    dict.fromkeys(find_client(done, client) for client in clients or ()))
-        console = make_console()
         with counting(console, len(numbers) + shared, "model") as report:
             made = export_models(done, [*numbers], to, which=which, shared=shared, formats=formats,
                                  report=report)

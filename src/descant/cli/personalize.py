@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from descant.cli.common import Allow, DataDir, reporting_errors
+from descant.cli.common import reporting
 from descant.cli.export import RunDir, WhichRound, load_run
+from descant.cli.options import Allow, DataDir, option
 from descant.errors import DescantError
-from descant.view.terminal import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,15 +18,13 @@ if TYPE_CHECKING:
 
 def personalize(
     run: RunDir,
-    data: Annotated[Path, typer.Option(
-        "--data", metavar="FILE", show_default=False,
-        help="The newcomer's rows with their targets: a CSV, Parquet or NPZ file like those of the run's "
-             "clients.")],
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", show_default=False,
-                                             help="The newcomer's name. Default: that of the file.")] = None,
-    to: Annotated[Path | None, typer.Option(
-        "--to", metavar="DIR", show_default=False,
-        help="Write the model to DIR/NAME. Without it, only its scores are shown.")] = None,
+    data: Annotated[Path, option(
+        "--data", "FILE", "The newcomer's rows with their targets: a CSV, Parquet or NPZ file like those of "
+                          "the run's clients.")],
+    name: Annotated[str | None, option(
+        "--name", "NAME", "The newcomer's name. Default: that of the file.")] = None,
+    to: Annotated[Path | None, option(
+        "--to", "DIR", "Write the model to DIR/NAME. Without it, only its scores are shown.")] = None,
     which: WhichRound = "best",
     allow: Allow = None,
     data_dir: DataDir = None,
@@ -43,7 +39,7 @@ def personalize(
       descant personalize runs/hospitals --data west.csv
       descant personalize runs/hospitals --data west.csv --to models
     """
-    with reporting_errors("stopped; nothing was written"):
+    with reporting("stopped; nothing was written") as console:
         from descant.deploy.export.export import make_directory, refuse_taken, safe_names, write_model
         from descant.deploy.export.personalize import personalized
 
@@ -52,7 +48,6 @@ def personalize(
         place = None if to is None else to / safe_names([called])[called]
         refuse_taken([] if place is None else [place])
         newcomer = personalized(done, data, called, which)
-        console = make_console()
         _show_newcomer(console, newcomer)
         if place is not None:
             make_directory(place.parent)

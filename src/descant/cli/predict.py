@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from descant.cli.common import Allow, reporting_errors
+from descant.cli.common import reporting
+from descant.cli.options import Allow, argument, option
 from descant.core.files import write_atomic
+from descant.core.metric import figure
 from descant.errors import UsageError
 from descant.view.terminal import make_console
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 def predict(
-    model: Annotated[Path, typer.Argument(
-        metavar="MODEL", show_default=False,
-        help="The directory of a model that descant export, personalize or client has written.")],
-    data: Annotated[Path, typer.Argument(
-        metavar="FILE", show_default=False,
-        help="The rows: a CSV, Parquet or NPZ file like those in training; the target may be missing.")],
-    out: Annotated[Path | None, typer.Option(
-        "--out", metavar="FILE.csv", show_default=False,
-        help="Where to write the predictions, one line per row. Default: the screen.")] = None,
+    model: Annotated[Path, argument(
+        "MODEL", "The directory of a model that descant export, personalize or client has written.")],
+    data: Annotated[Path, argument(
+        "FILE", "The rows: a CSV, Parquet or NPZ file like those in training; the target may be missing.")],
+    out: Annotated[Path | None, option(
+        "--out", "FILE.csv", "Where to write the predictions, one line per row. Default: the screen."
+        )] = None,
     probabilities: Annotated[bool, typer.Option(
         "--probabilities", help="Write the probabilities of all classes.")] = False,
+    id: Annotated[str | None, option(
+        "--id", "COLUMN", "A column of the table that names the rows; it is written beside the predictions.")
+    ] = None,
     allow: Allow = None,
 ) -> None:
     """Predict the rows of a file with a model.
@@ -40,16 +39,17 @@ def predict(
     \b
     Examples:
       descant predict models/north patients.csv --out predictions.csv
-      descant predict descant-north patients.csv --probabilities
+      descant predict descant-north patients.csv --probabilities --id patient
     """
-    with reporting_errors("stopped; nothing was written"):
+    with reporting("stopped; nothing was written") as console:
         if out is not None and (out.is_dir() or not out.parent.is_dir()):
             raise UsageError(f"--out {out}: name a file, in a directory that exists")
         if out is not None and data.exists() and out.exists() and out.samefile(data):
             raise UsageError(f"--out {out} is the file with the rows: name another")
         from descant.deploy.export.predict import predictions
+        from descant.view.tables import table
 
-        found = predictions(model, data, allow=allow or ())
+        found = predictions(model, data, allow=allow or (), id=id)
         text = found.table(probabilities)
         if out is None:
             sys.stdout.write(text)
@@ -57,21 +57,8 @@ def predict(
         else:
             write_atomic(out, text.encode())
         if found.y is not None:
-            console = make_console(stderr=out is None)
-            _show_figures(console, f"on {len(found.y):,} rows", found.figures())
+            figures = [[metric, figure(metric, value)] for metric, value in found.figures().items()]
+            shown = console if out is not None else make_console(stderr=True)  # predictions are on the screen
+            shown.print(table("lr", [f"on {len(found.y):,} rows", ""], figures))
         if out is not None:
-            make_console().print(f"predictions: {out}", soft_wrap=True)
-
-
-def _show_figures(console: Console, heading: str, figures: Mapping[str, float]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from descant.core.metric import figure
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column(heading, no_wrap=True)
-    table.add_column("", no_wrap=True, justify="right")
-    for metric, value in figures.items():
-        table.add_row(metric, figure(metric, value))
-    console.print(table)
+            console.print(f"predictions: {out}", soft_wrap=True)

@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from descant.cli.common import reporting_errors
-from descant.errors import UsageError
-from descant.view.terminal import make_console
+from descant.cli.common import reporting
+from descant.cli.options import argument
 
-Compared = Annotated[Path, typer.Argument(metavar="DIR", show_default=False,
-                                          help="The directory of the comparison.")]
+Compared = Annotated[Path, argument("DIR", "The directory of the comparison.")]
 
 
 def report(
@@ -30,17 +28,9 @@ def report(
       descant report runs/digits
       descant report runs/digits -o digits.html
     """
-    with reporting_errors("stopped; no page was written"):
-        place = directory / "report.html" if out is None else out
-        if place.is_dir():
-            raise UsageError(f"--out {place} is a directory: name a file, such as {place / 'report.html'}")
-        if out is not None and not out.parent.is_dir():
-            raise UsageError(f"--out {out}: there is no directory {out.parent}; make it first")
-        from descant.comparison.page import page_data
-        from descant.core.files import write_atomic
+    with reporting("stopped; no page was written") as console:
         from descant.core.units import size
-        from descant.view.page import render
+        from descant.view.comparison import write_page
 
-        content = render(page_data(directory))
-        write_atomic(place, content)
-        make_console().print(f"{place} ({size(len(content))})", soft_wrap=True)
+        path, count = write_page(directory, out)
+        console.print(f"{path} ({size(count)})", soft_wrap=True)

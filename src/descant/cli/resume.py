@@ -5,19 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from descant.cli.common import Allow, DataDir, Profiled, reporting_errors
+from descant.cli.common import reporting
+from descant.cli.options import Allow, DataDir, Profiled, argument, option
 from descant.cli.run import show_run
-from descant.view.terminal import make_console
 
 
 def resume(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", show_default=False,
-                                              help="The directory of the run.")],
-    rounds: Annotated[int | None, typer.Option(
-        "--rounds", metavar="N", show_default=False,
-        help="Extend the run to N rounds in all. Default: as planned.")] = None,
+    directory: Annotated[Path, argument("DIR", "The directory of the run.")],
+    rounds: Annotated[int | None, option(
+        "--rounds", "N", "Extend the run to N rounds in all. Default: as planned.")] = None,
     profile: Profiled = False,
     allow: Allow = None,
     data_dir: DataDir = None,
@@ -32,11 +28,10 @@ def resume(
       descant resume runs/pfedme-digits-1
       descant resume runs/pfedme-digits-1 --rounds 200
     """
-    with reporting_errors("stopped before the next round"):
+    with reporting("stopped before the next round") as console:
         from descant.experiment import run as runs
         from descant.view.progress import Progress
 
-        console = make_console()
         with Progress(console) as progress:
             done = runs.resume(directory, rounds=rounds, observer=progress, allow=allow or ())
         show_run(console, done, profile)

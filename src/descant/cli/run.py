@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from descant.cli.common import (
-    Allow,
-    DataDir,
-    Profiled,
-    Settings,
-    read_tables,
-    reporting_errors,
-    say_demo,
-)
+from descant.cli.common import read_tables, reporting, say_demo
+from descant.cli.options import Allow, DataDir, Profiled, Settings, argument, option
 from descant.errors import DescantError
-from descant.view.terminal import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,15 +20,13 @@ if TYPE_CHECKING:
 
 
 def run(
-    file: Annotated[Path | None, typer.Argument(
-        metavar="FILE", show_default=False,
-        help="The experiment, a TOML file with the sections [data], [model], [algorithm], [train] and "
-             "[eval]. Default: the demo, pFedMe on handwritten digits.")] = None,
+    file: Annotated[Path | None, argument(
+        "FILE", "The experiment, a TOML file with the sections [data], [model], [algorithm], [train] and "
+                "[eval]. Default: the demo, pFedMe on handwritten digits.")] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(
-        "--out", metavar="DIR", show_default=False,
-        help="The directory of the run; must be new or empty. Default: "
-             "runs/<algorithm>-<dataset>-<n>.")] = None,
+    out: Annotated[Path | None, option(
+        "--out", "DIR", "The directory of the run; must be new or empty. Default: "
+                        "runs/<algorithm>-<dataset>-<n>.")] = None,
     profile: Profiled = False,
     allow: Allow = None,
     data_dir: DataDir = None,
@@ -51,14 +41,13 @@ def run(
       descant run --set algorithm.name=ditto --set algorithm.lam=0.5
       descant run experiment.toml --set train.rounds=200 --out runs/long
     """
-    with reporting_errors("stopped before the first round"):
+    with reporting("stopped before the first round") as console:
         from descant.core.permit import ran
         from descant.experiment import directory
         from descant.experiment import run as runs
         from descant.experiment.config import Experiment
         from descant.view.progress import Progress
 
-        console = make_console()
         if out is not None:
             directory.require_free(out)  # before the data is made
         experiment = Experiment.parse(read_tables(file, settings), ran(allow or ()))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from descant.cli.certificates import PORT
-from descant.cli.common import Allow, Settings, Terminated, reporting_errors, terminable
+from descant.cli.common import reporting, restated, terminable
+from descant.cli.options import Allow, Settings, argument, option
 from descant.deploy import require_flower
 from descant.errors import DescantError, UsageError
-from descant.view.terminal import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from descant.deploy.backend import Rules
     from descant.deploy.keys import ServerKeys
+    from descant.view.federation import ServerDisplay
 
 EVERYWHERE, HERE = "0.0.0.0", "127.0.0.1"
 Insecure = Annotated[bool, typer.Option(
@@ -28,34 +29,32 @@ Insecure = Annotated[bool, typer.Option(
 
 
 def server(
-    file: Annotated[Path, typer.Argument(
-        metavar="EXPERIMENT.toml", show_default=False,
-        help="The experiment. If its dataset is a folder, the clients' files must fit its [schema]; the "
-             "folder itself is not read.")],
-    clients: Annotated[int, typer.Option("--clients", metavar="N", min=1, show_default=False,
-                                         help="The number of clients; training begins when all are there.")],
-    out: Annotated[Path, typer.Option(
-        "--out", metavar="DIR", show_default=False,
-        help="The directory of the federation. The same command continues an existing one.")],
-    keys: Annotated[Path | None, typer.Option(
-        "--keys", metavar="DIR/server", show_default=False,
-        help="The server's folder, made by `descant certificates`.")] = None,
-    host: Annotated[str | None, typer.Option(
-        "--host", metavar="HOST", show_default=False,
-        help=f"The address to listen on. Default: {EVERYWHERE}, all addresses of this machine; with "
-             f"--insecure: {HERE}.")] = None,
+    file: Annotated[Path, argument(
+        "EXPERIMENT.toml", "The experiment. If its dataset is a folder, the clients' files must fit its "
+                           "[schema]; the folder itself is not read.")],
+    clients: Annotated[int, option(
+        "--clients", "N", "The number of clients; training begins when all are there.", min=1)],
+    out: Annotated[Path, option(
+        "--out", "DIR", "The directory of the federation. The same command continues an existing one.")],
+    keys: Annotated[Path | None, option(
+        "--keys", "DIR/server", "The server's folder, made by `descant certificates`.")] = None,
+    host: Annotated[str | None, option(
+        "--host", "HOST", f"The address to listen on. Default: {EVERYWHERE}, all addresses of this machine; "
+                          f"with --insecure: {HERE}.")] = None,
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535,
                                       help="The port to listen on; 0 takes a free one.")] = PORT,
     settings: Settings = None,
-    deadline: Annotated[float | None, typer.Option(
-        "--deadline", metavar="SECONDS", show_default=False,
-        help="The time a client has for the work of a round. Default: 600.")] = None,
-    at_least: Annotated[int | None, typer.Option(
-        "--at-least", metavar="N", min=1, show_default=False,
-        help="The fewest replies for a round to count. Default: 2.")] = None,
-    max_norm: Annotated[float | None, typer.Option(
-        "--max-norm", metavar="X", show_default=False,
-        help="Reject updates with a larger norm. Default: no limit.")] = None,
+    deadline: Annotated[float | None, option(
+        "--deadline", "SECONDS", "The time a client has for the work of a round. Default: 600.")] = None,
+    at_least: Annotated[int | None, option(
+        "--at-least", "N", "The fewest uploads that a round aggregates. Default: 2.", min=1)] = None,
+    clip: Annotated[float | None, option(
+        "--clip", "X", "Shorten updates to X times the median of the round. Default: 3; 0: never.")] = None,
+    max_share: Annotated[float | None, option(
+        "--max-share", "X", "The largest share of one client in an average, whatever number of rows it "
+                            "claims. Default: 0.5; 1: no limit.")] = None,
+    max_norm: Annotated[float | None, option(
+        "--max-norm", "X", "Reject updates with a larger norm. Default: no limit.")] = None,
     stay: Annotated[bool, typer.Option(
         "--stay", help="After the training, serve late clients and newcomers until Ctrl-C.")] = False,
     no_alone: Annotated[bool, typer.Option(
@@ -72,50 +71,60 @@ def server(
       descant server experiment.toml --clients 4 --keys keys/server --out runs/hospitals
       descant server experiment.toml --clients 4 --keys keys/server --out runs/hospitals --at-least 3 --stay
     """
-    with reporting_errors("stopped; rerun the same command to continue"):
+    with reporting("stopped; rerun the same command to continue") as console:
         require_flower()
         from descant.deploy.protocol import load_experiment
         from descant.deploy.server import run_server
         from descant.deploy.transport import flower_server
-        from descant.view.federation import ServerDisplay
 
-        rules = _rules(clients, deadline, at_least, max_norm)
+        rules = _rules(clients, deadline=deadline, at_least=at_least, clip=clip, max_share=max_share,
+                       max_norm=max_norm)
         experiment = load_experiment(file, settings or (), allow or ())
         if out.exists() and not out.is_dir():
             raise UsageError(f"--out {out} is a file: name a directory")
         found = _server_keys(keys, insecure, host, clients)
-        console = make_console()
         listen = host or (HERE if insecure else EVERYWHERE)
-        with terminable(), ServerDisplay(console, clients) as display:
-            try:
-                with flower_server.open_server(listen, port, found, out / "superlink.log") as transport:
-                    _say_address(display.say, listen, transport.port, found)
-                    run_server(experiment, transport, out, clients, rules, display, alone=not no_alone,
-                               stay=stay)
-            except KeyboardInterrupt as error:
-                display.close()
-                if stay:
-                    _show_outcome(console, out)
-                is_terminated = isinstance(error, Terminated) or isinstance(error.__context__, Terminated)
-                raise (Terminated if is_terminated else KeyboardInterrupt)(
-                    f"{display.stands}; rerun the same command to continue") from None
+        with (_display(console, clients, out if stay else None) as display,
+              flower_server.open_server(listen, port, found, out / "superlink.log") as transport):
+            _say_address(display.say, listen, transport.port, found)
+            run_server(experiment, transport, out, clients, rules, display, alone=not no_alone, stay=stay)
         if missing := _show_outcome(console, out):
             raise DescantError(f"no model yet for {', '.join(missing)}: start the server again when "
                                f"{'it is' if len(missing) == 1 else 'they are'} connected, or with --stay")
 
 
-def _rules(clients: int, deadline: float | None, at_least: int | None, max_norm: float | None) -> Rules:
+@contextmanager
+def _display(console: Console, clients: int, stays: Path | None) -> Iterator[ServerDisplay]:
+    """Show what happens until the user ends it; then, of a server that stays, its results."""
+    from descant.view.federation import ServerDisplay
+
+    with terminable(), ServerDisplay(console, clients) as display:
+        try:
+            yield display
+        except KeyboardInterrupt as error:
+            display.close()
+            if stays is not None:
+                _show_outcome(console, stays)
+            raise restated(error, f"{display.stands}; rerun the same command to continue") from None
+
+
+def _rules(clients: int, **given: Any) -> Rules:
     from descant.deploy.backend import Rules
 
-    for name, value in (("deadline", deadline), ("max-norm", max_norm)):
+    for name in ("deadline", "max_norm"):
+        value = given[name]
         if value is not None and not 0 < value < float("inf"):
-            raise UsageError(f"--{name} must be a number greater than 0, not {value:g}")
-    if at_least is not None and at_least > clients:
+            raise UsageError(f"--{name.replace('_', '-')} must be a number greater than 0, not {value:g}")
+    if (share := given["max_share"]) is not None and not 0 < share <= 1:
+        raise UsageError(f"--max-share must be a share above 0 and at most 1, not {share:g}")
+    if (clip := given["clip"]) is not None and clip != 0 and not 1 <= clip < float("inf"):
+        raise UsageError(f"--clip must be at least 1, or 0 to shorten nothing, not {clip:g}")
+    if (at_least := given["at_least"]) is not None and at_least > clients:
         raise UsageError(f"--at-least {at_least} is more than --clients {clients}: no round would count")
-    given: dict[str, Any] = {"deadline": deadline, "at_least": at_least, "max_norm": max_norm}
-    rules = Rules(**{name: value for name, value in given.items() if value is not None})
+    chosen: dict[str, Any] = {name: value or None for name, value in given.items() if value is not None}
+    rules = Rules(**chosen)
     if rules.at_least > clients:
-        raise UsageError(f"a round needs {rules.at_least} replies (the average of one upload is that "
+        raise UsageError(f"a round needs {rules.at_least} uploads (the average of one upload is that "
                          f"client's model), but --clients is {clients}: to allow it, add --at-least "
                          f"{clients}")
     return rules
@@ -153,13 +162,13 @@ def _say_address(say: Callable[[str], None], listen: str, port: int, keys: Serve
 def _show_outcome(console: Console, out: Path) -> list[str]:
     """Show the results, and return the clients without a model."""
     from descant.deploy.protocol import read_clients
+    from descant.deploy.server import read_served
     from descant.view.outcome import show_outcome
 
     if not (out / "federation.json").exists():
         return []
     names = [client.name for client in read_clients(out / "federation.json")[2]]
-    path = out / "clients.json"
-    served = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    served = read_served(out / "clients.json")
     show_outcome(console, names, served, out)
     return [name for name in names if name not in served]
 

@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from descant.cli.common import AsJson, reporting_errors
-from descant.view.terminal import make_console
+from descant.cli.common import reporting
+from descant.cli.options import Allow, AsJson, argument
 
 
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False,
-                                        help="An algorithm, dataset, model or partition.")],
+    name: Annotated[str, argument("NAME", "An algorithm, dataset, model or partition; or your own method, as "
+                                             "my_package.methods:MyMethod.")],
     as_json: AsJson = False,
+    allow: Allow = None,
 ) -> None:
     """Explain an algorithm, dataset, model or partition.
 
@@ -22,15 +23,17 @@ def show(
     Examples:
       descant show pfedme
       descant show dirichlet --json
+      descant show my_package.methods:MyMethod
     """
-    with reporting_errors("stopped"):
+    with reporting("stopped") as console:
+        from descant.core.import_object import marked
+        from descant.core.permit import ran
         from descant.experiment import catalogue
 
-        found = catalogue.find(name)
+        found = catalogue.find(marked(name, ran(allow or ())))
         if as_json:
             typer.echo(json.dumps(found, indent=2))
             return
-        console = make_console()
         for k, entry in enumerate(found):
             if k:
                 console.print()

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from descant.cli.common import reporting_errors, terminable
+from descant.cli.common import reporting, terminable
 from descant.cli.report import Compared
-from descant.view.terminal import make_console
 
 
 def watch(
@@ -27,10 +26,10 @@ def watch(
       descant watch runs/digits
       descant watch runs/digits --port 9000
     """
-    with reporting_errors("stopped watching; the comparison goes on"):
+    with reporting("stopped watching; the comparison goes on") as console:
         from descant.comparison.page import page_data
         from descant.view.watch import Latest, Watch
 
         with Watch(Latest(lambda: page_data(directory)), port) as server, terminable():
-            make_console().print(f"watching {directory} at {server.address} (Ctrl-C ends it)", soft_wrap=True)
+            console.print(f"watching {directory} at {server.address} (Ctrl-C ends it)", soft_wrap=True)
             server.serve_forever()

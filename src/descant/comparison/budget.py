@@ -91,8 +91,7 @@ def _steps(setup: runs.Setup, number: int) -> tuple[int, float]:
 
 
 def notes(plan: Plan, finished: Sequence[FinishedRun]) -> Iterator[str]:
-    """How the methods kept to the budget: with --budget converge, when each stopped; else those whose rounds
-    are too long to fit."""
+    """How the methods kept to the budget: when each stopped, or whose rounds are too long to fit."""
     of = {label: [run for run in finished if run.label == label] for label in plan.methods}
     of = {label: found for label, found in of.items() if found}
     if plan.budget == "converge":

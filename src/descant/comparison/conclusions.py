@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import get_args
 
 from descant.algorithms import LocalTrain
 from descant.comparison import budget
+from descant.comparison.agreement import Agreement, Appearance, Ordering
 from descant.comparison.outlook import MOST_SEEDS, hopeless, seconds, still_needed
 from descant.comparison.results import Difference, Results, Share, missing_seeds
 from descant.comparison.rows import Row
@@ -14,12 +16,16 @@ from descant.comparison.statistics import CONFIDENCE, ENOUGH_CLIENTS
 from descant.core.metric import figure, is_share, title
 from descant.core.units import duration, times
 
+MOST_NAMED = 15  # orderings of a kind that the answer names; all are in orderings.csv
+
 
 def answer(results: Results) -> list[str]:
     """The answer, its main sentence first."""
     if not results.rows:
         return ["No run has finished yet."]
-    troubles = [*_diverged(results), *_unfinished(results)]
+    troubles = [f"{label} diverged in {_in(share)} and is not compared: use smaller steps, or scale the "
+                "features (data.scale)." for label, share in results.diverged.items()]
+    troubles += _unfinished(results)
     if results.level is None:
         return [*troubles, f"Nothing can be compared: no client has a finite test {title(results.metric)} "
                            "with all methods."]
@@ -48,11 +54,11 @@ def notes(results: Results) -> list[str]:
     found += [f"{label} leaves {count:.2g} client{'' if count == 1 else 's'} with a diverged model (mean "
               "over the repetitions). Methods are ranked by this number first."
               for label, count in results.lost.items() if count]
-    if results.population == "clients" and results.level is not None and not results.has_rows:
+    if results.plan.population == "clients" and results.level is not None and not results.has_rows:
         found.append(f"The intervals exclude the noise of the test rows: {title(results.metric)} has no "
                      "value per row, or an older version measured it (rerun the same command to measure it "
                      "again).")
-    if results.population == "new clients" and 1 < results.people < ENOUGH_CLIENTS:
+    if results.plan.population == "new clients" and 1 < results.people < ENOUGH_CLIENTS:
         found.append(f"{results.people} clients are few: the intervals assume that clients are normally "
                      "distributed.")
     if results.best in results.unfinished:
@@ -72,11 +78,61 @@ def notes(results: Results) -> list[str]:
     return found
 
 
+def paper(results: Results) -> list[str]:
+    """What is published beside ours."""
+    found = results.paper
+    if found is None or not results.rows:
+        return []
+    source, metric = found.paper.source, found.paper.metric
+    if not found.ours:
+        return [f"{source}: none of its methods has a figure in ours yet."]
+    gaps = sorted((found.gap(label).mean, label) for label in found.ours)
+    said = [f"{source}: {title(metric)} in ours less the paper's is {_signed(metric, gaps[0][0])} "
+            f"({gaps[0][1]}) to {_signed(metric, gaps[-1][0])} ({gaps[-1][1]})."]
+    if math.isnan(found.tau.mean):
+        return said
+    ends = "" if found.tau.low is None or found.tau.high is None else (
+        f" ({100 * CONFIDENCE:.0f} % interval {found.tau.low:.2f} to {found.tau.high:.2f} over "
+        f"{times(found.repetitions, 'repetition')})")
+    said.append(f"Kendall's tau of the paper's order of {len(found.methods)} methods and ours is "
+                f"{found.tau.mean:.2f}{ends}.")
+    if found.repetitions < 2:
+        return [*said, "Which of the paper's orderings appear takes several repetitions."]
+    of = {kind: found.with_appearance(kind) for kind in get_args(Appearance)}
+    said.append(f"Of the paper's {times(len(found.orderings), 'ordering')}, {len(of['appears'])} "
+                f"{'appears' if len(of['appears']) == 1 else 'appear'} significantly in ours, "
+                f"{len(of['reversed'])} significantly the other way round, and {len(of['open'])} not "
+                f"significantly in either way ({_covered(found)}).")
+    heads = {"appears": "In ours too", "reversed": "The other way round", "open": "Not significant"}
+    return said + [f"{heads[kind]}: {_orderings(some)}." for kind, some in of.items()
+                   if 0 < len(some) <= MOST_NAMED]
+
+
+def _covered(found: Agreement) -> str:
+    """What the tests of the orderings speak of."""
+    covered = {each.covers_rows for each in found.orderings}
+    alone = "other repetitions of these rows and clients"
+    if covered == {True, False}:
+        return f"for new rows of these clients; beside models for all, for {alone}"
+    return f"for {'new rows of these clients' if True in covered else alone}"
+
+
+def _orderings(some: Sequence[Ordering]) -> str:
+    behind: dict[str, list[str]] = {}
+    for each in some:
+        behind.setdefault(each.better, []).append(each.worse)
+    return "; ".join(f"{better} above {_and(worse)}" for better, worse in behind.items())
+
+
+def _signed(metric: str, gap: float) -> str:
+    return f"{100 * gap:+.1f} points" if is_share(metric) else f"{gap:+.4g}"
+
+
 def population(results: Results) -> str:
     """What the answer is about."""
     people = times(results.people, "client")
     return {"rows": f"these test rows of {people}", "clients": f"new rows of these {people}",
-            "new clients": f"clients like these {results.people:,}"}[results.population]
+            "new clients": f"clients like these {results.people:,}"}[results.plan.population]
 
 
 def metric_why(results: Results) -> str | None:
@@ -103,11 +159,10 @@ def difference(results: Results, gap: Difference) -> str:
     if gap.verdict == "withheld":
         return (f"no verdict on {gap.against} ({size}): it was still improving at the last round in "
                 f"{_in(results.unfinished[gap.against])}")
-    if gap.verdict == "better":
-        return f"{gap.label} is significantly better than {gap.against} ({size})"
-    if gap.verdict == "equivalent":
-        return f"{gap.label} and {gap.against} are equivalent ({size})"
-    return f"no significant difference between {gap.label} and {gap.against} ({size})"
+    both = f"{gap.label} and {gap.against}"
+    return {"better": f"{gap.label} is significantly better than {gap.against} ({size})",
+            "equivalent": f"{both} are equivalent ({size})",
+            "no difference found": f"no significant difference between {both} ({size})"}[gap.verdict]
 
 
 def clients(gap: Difference) -> str | None:
@@ -166,11 +221,6 @@ def _others(results: Results) -> list[str]:
     return found
 
 
-def _diverged(results: Results) -> list[str]:
-    return [f"{label} diverged in {_in(share)} and is not compared: use smaller steps, or scale the features "
-            "(data.scale)." for label, share in results.diverged.items()]
-
-
 def _unfinished(results: Results) -> list[str]:
     """Methods that are behind because their training was too short."""
     behind = [f"{label} (in {_in(results.unfinished[label])})" for label in results.compared[1:]
@@ -199,7 +249,7 @@ def _open(results: Results) -> list[str]:
 def _elsewhere(results: Results) -> list[str]:
     """Whether the answer holds for other clients."""
     better = [gap.against for gap in results.differences if gap.verdict == "better"]
-    if results.population != "clients" or not better:
+    if results.plan.population != "clients" or not better:
         return []
     beyond = results.beyond
     if beyond is None:

@@ -14,14 +14,12 @@ MOST = 2 / 3  # of the repetitions
 
 
 def last_gain(rows: Sequence[Mapping[str, Any]], metric: str, *, lower: bool) -> float | None:
-    """By how much the last quarter of a run's training is better than the one before; of figures of which
-    less is better, as a share, on the same scale of what matters. Zero where it is no more than noise, None
-    where there are too few. The loss is used where rounds do not record the metric."""
+    """By how much the last quarter of a run's training is better than the one before: zero where it is no
+    more than noise, None where there are too few. The loss is used where rounds do not record the metric."""
     found = [row["personal"]["val"] for row in rows if "personal" in row]
     if not all(metric in val for val in found):
         metric, lower = "loss", True
-    means = [(val.get(metric) or {}).get("mean") for val in found]
-    curve = np.array([np.nan if mean is None else mean for mean in means], float)
+    curve = np.array([(val.get(metric) or {}).get("mean") for val in found], float)
     if len(curve) < LEAST_POINTS or not np.isfinite(curve).all() or (lower and (curve <= 0).any()):
         return None
     values = -np.log(curve) / LOSS if lower else curve
@@ -36,8 +34,7 @@ def last_gain(rows: Sequence[Mapping[str, Any]], metric: str, *, lower: bool) ->
 
 
 def still_improving(gains: Sequence[float | None]) -> int | None:
-    """In how many repetitions a method was still improving, if it was in most of them, and on average by more
-    than chance would have it."""
+    """In how many repetitions a method was still improving, if in most of them and by more than chance."""
     known = np.array([gain for gain in gains if gain is not None])
     count = int((known > WORTH).sum())
     if not len(known) or count < MOST * len(gains):

@@ -4,13 +4,17 @@ own. A run that fails does not stop the others."""
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -33,25 +37,18 @@ class Search(NamedTuple):
     label: str
     experiment: Experiment
     fixed: list[str]
-    trials: int
+    size: int  # trials
     record: Path
+    done: bool = False  # a search knows by itself what is left of it
 
     @property
     def title(self) -> str:
         return f"tuning {self.label}"
 
     @property
-    def done(self) -> bool:
-        return False  # a search knows by itself what is left of it
-
-    @property
-    def size(self) -> int:
-        return self.trials
-
-    @property
     def size_done(self) -> int:
         found = trials.read(self.record)
-        return 0 if found is None else min(self.trials, len(found["rows"]))
+        return 0 if found is None else min(self.size, len(found["rows"]))
 
 
 class Display(Protocol):
@@ -86,8 +83,7 @@ def execute(plan: Plan, planned: Sequence[PlannedRun], jobs: int, display: Displ
 
 
 def searches(plan: Plan, labels: Sequence[str], trials: int, jobs: int) -> list[Search]:
-    """The searches for those methods that have something to search, all on the same seed. The fields of a
-    grid are not searched."""
+    """The searches for the methods that have something to search, without the fields of grids."""
     methods = [plan.methods[label]._replace(tuned=None) for label in labels]
     methods = [method for method in methods if tune.space(method.algorithm, method.given)]
     for method in methods:  # before hours of searching
@@ -114,7 +110,7 @@ def search(searches: Sequence[Search], jobs: int, display: Display
 
 def seconds_of(plan: Plan, searches: Sequence[Search], jobs: int) -> float:
     """About how long searches take, by the time of a round when its steps were counted."""
-    rounds = {wanted.label: wanted.trials * wanted.experiment.train.rounds for wanted in searches}
+    rounds = {wanted.label: wanted.size * wanted.experiment.train.rounds for wanted in searches}
     return sum(count * plan.methods[label].seconds for label, count in rounds.items()) / jobs
 
 
@@ -133,7 +129,8 @@ def _all(work: Callable[[J], T], jobs: Sequence[J], count: int, display: Display
         with concurrent.futures.ProcessPoolExecutor(min(count, len(left)), mp_context=context,
                                                     initializer=_quiet, initargs=(os.getpid(),)) as pool:
             try:
-                waiting = {pool.submit(work, job): k for k, job in left.items()}
+                with _without_main():
+                    waiting = {pool.submit(partial(_in_process, work), job): k for k, job in left.items()}
                 while waiting and not broken:
                     ready, _ = concurrent.futures.wait(waiting, LOOK, concurrent.futures.FIRST_COMPLETED)
                     running = [jobs[k] for future, k in waiting.items() if future.running()]
@@ -157,9 +154,20 @@ def _all(work: Callable[[J], T], jobs: Sequence[J], count: int, display: Display
         count = 1 if broken else count
 
 
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Spawned processes import the main module again, and that of a script without `if __name__` would
+    compare again in each of them. Jobs need nothing of it: code of the user's is named by its place."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _quiet(parent: int) -> None:
-    """The parent stops its workers, also after Ctrl-C. If it is killed, they end by themselves, so that they
-    do not hold their runs' directories."""
+    """The parent stops its workers, also after Ctrl-C. If it is killed, they end by themselves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
@@ -168,6 +176,13 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)  # as a kill would: at most the current round is lost
+
+
+def _in_process(work: Callable[[J], T], job: J) -> T:
+    try:
+        return work(job)
+    except Exception as error:  # as one that can be pickled
+        raise RuntimeError(_words(error)) from None
 
 
 class _Silent:
@@ -181,22 +196,15 @@ class _Silent:
 def _run(planned: PlannedRun) -> list[str]:
     """Make a run; returns what could not be measured of it."""
     place = planned.place
-    try:
-        planned.require_own()
-        # of the plan, not of the directory, which may have been changed since
-        setup = runs.Setup.of(planned.experiment)
-        if (place / "config.toml").exists():
-            rounds = max(planned.rounds, layout.rounds(place))
-            run = runs.resume(place, setup, rounds, _Silent())
-        else:
-            run = runs.start(setup, place, _Silent())
-        return measure.write(run, place, planned.experiment.eval.metrics)
-    except Exception as error:  # as one that can be pickled
-        raise RuntimeError(_words(error)) from None
+    planned.require_own()
+    # of the plan, not of the directory, which may have been changed since
+    setup = runs.Setup.of(planned.experiment)
+    if (place / "config.toml").exists():
+        run = runs.resume(place, setup, max(planned.size, layout.rounds(place)), _Silent())
+    else:
+        run = runs.start(setup, place, _Silent())
+    return measure.write(run, place, planned.experiment.eval.metrics)
 
 
 def _search(wanted: Search) -> tune.Tuning | tune.Untrained:
-    try:
-        return tune.search(wanted.experiment, wanted.trials, wanted.record, fixed=wanted.fixed)
-    except Exception as error:
-        raise RuntimeError(_words(error)) from None
+    return tune.search(wanted.experiment, wanted.size, wanted.record, fixed=wanted.fixed)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from descant.core import npz
 from descant.core.files import write_atomic, write_csv
 from descant.core.metric import METRICS
 from descant.engine import divergence
-from descant.errors import DescantError, UsageError
-
-if TYPE_CHECKING:
-    from descant.comparison.plan import PlannedRun
+from descant.errors import DescantError
 
 FILE, ROWS = "figures.csv", "rows.npz"
 POOLED = -1  # in place of a client: the rows of all of them together
@@ -57,6 +53,14 @@ class FinishedRun(NamedTuple):
         return dict(zip(of["client"][known].tolist(), of[metric][known].tolist(), strict=True))
 
     @property
+    def sizes(self) -> np.ndarray:
+        """How many test rows each client has, by its number."""
+        rows = self._rows("best", "personal", False)
+        found = np.zeros(1 + int(self.columns["client"].max()), int)
+        found[self.columns["client"][rows]] = self.columns["n_test"][rows]
+        return found
+
+    @property
     def lost(self) -> int:
         """How many clients have a diverged model, by their test rows."""
         rows = self._rows("best", "personal", False)
@@ -91,21 +95,6 @@ class FinishedRun(NamedTuple):
         return float(of[metric][rows][0]) if rows.any() else float("nan")
 
 
-def read(run: PlannedRun) -> FinishedRun | None:
-    """A run from its files, if it is finished."""
-    try:
-        if not run.is_finished:
-            return None
-        run.require_own()
-        summary = json.loads((run.place / "summary.json").read_text(encoding="utf-8"))
-    except (ValueError, UsageError) as error:
-        raise DescantError(f"the run in {run.place} is damaged ({error}): remove that directory, and compare "
-                           "again") from None
-    columns = read_figures(run.place / FILE)
-    return FinishedRun(run.label, run.seed, summary["rounds"], run.place, summary, columns,
-                    read_rows(run.place / ROWS, int(columns["round"][0])))
-
-
 # -- the files -------------------------------------------------------------------------------------------
 
 
@@ -128,11 +117,11 @@ def read_rows(path: Path, best: int) -> RowInfluences | None:
     """The influences of the rows in the best round; None where the file is missing, as in directories of
     older versions, or is of another round."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
+        with npz.opened(path) as archive:
+            found = {name: archive.array(name) for name in archive.names}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, npz.BadArchive) as error:
         raise _damaged(path, error) from None
     if found.pop("format", None) != 1 or found.pop("round", None) != best or "diverged" not in found:
         return None
@@ -186,8 +175,7 @@ def _check(columns: Columns) -> None:
 
 
 def is_current(directory: Path, rounds: int, metrics: Sequence[str] | None, *, rows: bool = False) -> bool:
-    """Whether the figures of a run of so many rounds are there, with these of the user's own, and with those
-    of each row if they are wanted."""
+    """Whether the figures of so many rounds are there, with the user's own metrics, and those of each row."""
     try:
         columns = read_figures(directory / FILE)
         if rows and read_rows(directory / ROWS, int(columns["round"][0])) is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 from descant import __version__
 from descant.comparison import measure
 from descant.comparison.budget import Cost, rounds_of
-from descant.comparison.methods import Contender, contenders, reference
+from descant.comparison.methods import Contender, Listed, contenders, labels, reference
+from descant.comparison.paper import Paper
 from descant.comparison.plan import Budget, Method, Plan, Population, Splits, given_split, read, split_of
 from descant.core import fields
 from descant.core.federation import Federation
@@ -36,21 +37,19 @@ PATIENCE = 5  # evaluations without improvement, after which a method has conver
 MAY_CHANGE = ("train.seed", "train.backend", "train.chunk", "train.workers", "eval.metrics")
 
 
-def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorithms: str | None = None,
+def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorithms: Listed | None = None,
          budget: Budget = "steps", splits: Splits | None = None, population: Population | None = None,
          metric: str | None = None, looks: int = 1, baselines: bool = True, command: str = "",
          permit: Permit = NOTHING) -> tuple[Plan, list[str]]:
     """The plan of a comparison, with what its directory (which is held) had before, and the labels of the
-    methods that are asked for now. What is None is as before, or else: repeated splits, these clients, and
-    the metric that fits the data. `permit` is for code that the tables name; the directory may name what they
-    name, and what is allowed by name."""
+    methods that are asked for now. What is None is as before, or the default. `permit` is for code that the
+    tables name; the directory may name what they name, and what is allowed by name."""
     if len(set(seeds)) != len(seeds) or not seeds or min(seeds) < 0:
         raise UsageError(f"the seeds must be different whole numbers from 0, at least one: not {list(seeds)}")
-    setting = {name: table for name, table in tables.items() if name != "algorithms"}
     # [train], for the baselines
-    probe = Experiment.parse(setting | {"algorithm": {"name": "fedavg"}}, permit)
+    probe = Experiment.parse({**tables, "algorithm": {"name": "fedavg"}}, permit)
     found = contenders(tables, algorithms, probe.train, baselines=baselines, permit=permit)
-    asked = [fields.dump(contender.algorithm) for contender in found]
+    asked = marked([fields.dump(contender.algorithm) for contender in found], permit)
     there = permit_of(probe.dump() | {"algorithms": asked}, Permit(permit.allow))
     before = read(out) if (out / "comparison.json").exists() else None
     if before is None:
@@ -83,9 +82,12 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
         known, every, setup.deciding.name, why, metrics,
         max(looks, 1 if before is None else before.looks), [] if before is None else before.looked_at,
         [*commands, command] if command and command not in commands else commands,
-        _versions({} if before is None else before.versions))
+        _versions({} if before is None else before.versions),
+        _paper(before, tables, {*known, *labels(tables, probe.train, permit)}, names))
     try:
-        shown = _federation(setup.federation, base.data, split_of(base.data, splits, every[0]))
+        first_split = split_of(base.data, splits, every[0])
+        is_made = (base.data.split_seed, base.data.fold) == (first_split.split_seed, first_split.fold)
+        shown = setup.federation if is_made else first_split.federation()
         write_atomic(out / "federation.json", json.dumps(_picture(shown)).encode())
         plan.write()
     except OSError as error:
@@ -139,6 +141,14 @@ def _metrics(before: Plan | None, wanted: Sequence[str] | None, permit: Permit) 
     return tuple(merged.values()) or None
 
 
+def _paper(before: Plan | None, tables: Mapping[str, Any], known: Collection[str], metrics: Collection[str]
+           ) -> Paper | None:
+    """The published figures: those of the file, or else those that the directory has."""
+    if "paper" in tables:
+        return Paper.parse(tables["paper"], known, metrics)
+    return None if before is None else before.paper
+
+
 def _splits(before: Plan | None, data: DataSpec, wanted: Splits | None) -> Splits:
     given = given_split(data)
     if wanted is None:
@@ -149,12 +159,6 @@ def _splits(before: Plan | None, data: DataSpec, wanted: Splits | None) -> Split
     if wanted == "folds":
         folds_of(data.test)
     return wanted
-
-
-def _federation(made: Federation, data: DataSpec, wanted: DataSpec) -> Federation:
-    """The federation of a split; the one that is made, if that is the same."""
-    is_same = (data.split_seed, data.fold) == (wanted.split_seed, wanted.fold)
-    return made if is_same else wanted.federation()
 
 
 def _require_same(before: Plan | None, base: Experiment, choices: dict[str, str], federation: Federation,

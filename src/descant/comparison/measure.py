@@ -1,9 +1,7 @@
 """The full figures of a finished run: exact, for every client, at the validation-best and at the last round.
 
-A comparison needs more than the sums that score the rounds of a run: an AUROC, the calibration, the user's
-own functions. So the models of the two rounds are made once more, and their outputs on the clients' test rows
-are measured. `figures.csv` has the figures, `rows.npz` how much each test row moves those of its client's own
-model of the best round, from which the noise of the test rows follows.
+The sums that score the rounds of a run give no AUROC, no calibration, and none of the user's own functions.
+So the models of the two rounds are made once more, and their outputs on the clients' test rows are measured.
 """
 
 from __future__ import annotations
@@ -30,9 +28,7 @@ from descant.core.tree import Tree, map_tree, nbytes, take
 from descant.core.units import times
 from descant.engine.backends.base import InProcess
 from descant.engine.backends.choose import fitted_chunk
-from descant.engine.batches import SCORED
 from descant.engine.divergence import Levels
-from descant.engine.evaluation import evaluated_clients
 from descant.engine.personal import STATES_AT_ONCE, Snapshot, personal_models
 from descant.engine.work import CPU
 from descant.errors import UsageError
@@ -87,9 +83,6 @@ def _first_line(function: OwnMetric) -> str:
     return lines[0].rstrip(".") if lines else "a metric of your own"
 
 
-# -- measuring ------------------------------------------------------------------------------------------
-
-
 def measure(run: Run, metrics: Sequence[str] | None = None) -> Measurements:
     """The figures of a run on the clients' test rows, best round first. `metrics` are the places of the
     user's own; absent: those of the run's [eval]."""
@@ -103,7 +96,7 @@ def measure(run: Run, metrics: Sequence[str] | None = None) -> Measurements:
     best, rows = snapshots["best"].number, [{"row": np.zeros(0, np.int64), "client": np.zeros(0, np.int64)}]
     with one_thread(), torch.no_grad():
         for number, snapshot in {each.number: each for each in snapshots.values()}.items():
-            done[number] = [part for group in _groups_of(run) for part in _of_round(
+            done[number] = [part for group in run.setup.evaluated for part in _of_round(
                 run, snapshot, group, scale, rows if number == best else None)]
     which = np.concatenate([np.repeat(which, sum(len(part["client"]) for part in done[snapshot.number]))
                             for which, snapshot in snapshots.items()])
@@ -134,6 +127,13 @@ class _Scale:
     def looks_at_outputs(self) -> bool:
         """Whether the tallies alone are not enough."""
         return self.classes is not None or bool(self.own and not self.task.scores_need_x)
+
+    def pooled(self, clients: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[float]:
+        """The figures of the rows of many clients together: their tallies, outputs and targets."""
+        if not clients:
+            return [math.nan] * len(self.names)
+        tallies, outputs, y = zip(*clients, strict=True)
+        return self.figures(torch.stack(tallies).sum(0), torch.cat(outputs), torch.cat(y))
 
     def figures(self, tally: Tensor, outputs: Tensor, y: Tensor) -> list[float]:
         """The figures `names` of some rows."""
@@ -176,39 +176,6 @@ class _Scale:
                 for what, whys in self._failed.items()]  # one line each, of however many clients
 
 
-class _Pool:
-    """The rows of many clients together."""
-
-    def __init__(self, scale: _Scale) -> None:
-        self.rows = 0
-        self._scale = scale
-        self._tallies: list[Tensor] = []
-        self._kept: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, tally: Tensor, outputs: Tensor, y: Tensor) -> None:
-        self.rows += len(y)
-        self._tallies.append(tally)
-        if self._scale.looks_at_outputs:
-            self._kept.append((outputs, y))
-
-    def figures(self) -> list[float]:
-        if not self._tallies:
-            return [math.nan] * len(self._scale.names)
-        outputs, y = (torch.cat(parts) for parts in zip(*self._kept, strict=True)) if self._kept else _NOTHING
-        return self._scale.figures(torch.stack(self._tallies).sum(0), outputs, y)
-
-
-_NOTHING = (torch.empty(0), torch.empty(0))
-
-
-def _groups_of(run: Run) -> Iterator[np.ndarray]:
-    """Those whom rounds are evaluated on, and the unseen: each are pooled by themselves."""
-    federation = run.setup.federation
-    yield evaluated_clients(federation.population, run.setup.eval, run.setup.train.seed)
-    if federation.unseen:
-        yield np.arange(federation.population, federation.everyone)
-
-
 def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale,
               influences: list[Columns] | None) -> Iterator[Columns]:
     """The figures of some clients after one round, for each kind of model, with their pooled rows at the end.
@@ -216,7 +183,8 @@ def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale,
     federation, task = run.setup.federation, run.setup.task
     shared = run.setup.algorithm.global_model(snapshot.server)
     kinds = ("personal",) if shared is None else ("personal", "global")
-    pools = {kind: _Pool(scale) for kind in kinds}
+    pools: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {kind: [] for kind in kinds}
+    pooled_rows, kept = dict.fromkeys(kinds, 0), slice(None) if scale.looks_at_outputs else slice(0)
     values = {kind: np.full((len(clients) + 1, len(scale.names)), np.nan) for kind in kinds}
     unseen = bool(clients[0] >= federation.population)
     for at, personal in _personal(run, snapshot, clients, scale):
@@ -234,22 +202,22 @@ def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale,
                 scale.failed("models of clients", f"client {name!r}: {_reason(error)}")
                 continue
             values[kind][at] = scale.figures(tally, outputs, y)
-            pools[kind].add(tally, outputs, y)
+            pools[kind].append((tally, outputs[kept], y[kept]))
+            pooled_rows[kind] += len(y)
             if influences is not None and kind == "personal" and not unseen:
                 influences.append({"row": rows.numpy(), "client": np.full(len(rows), clients[at])}
                                   | scale.influences(outputs, targets))
     names = np.array([*(federation.names[client] for client in clients), "pooled"])
     for kind in kinds:
-        values[kind][-1] = pools[kind].figures()
-        sizes = np.append(federation.test.sizes[clients], pools[kind].rows)
+        values[kind][-1] = scale.pooled(pools[kind])
+        sizes = np.append(federation.test.sizes[clients], pooled_rows[kind])
         facts: tuple[Any, ...] = (snapshot.number, kind, np.append(clients, POOLED), names, unseen, sizes)
         yield {name: np.broadcast_to(fact, len(names)) for name, fact in zip(FACTS[1:], facts, strict=True)
                } | dict(zip(scale.names, values[kind].T, strict=True))
 
 
 def _personal(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale) -> Iterator[tuple[int, Tree]]:
-    """What each client predicts with, by its position: made by the clients together that were run together,
-    and no more at a time than fit into little memory."""
+    """What each client predicts with, by its position; no more at a time than fit into little memory."""
     work, train = run.work, run.setup.train
     chunk = 1 if train.backend == "loop" else train.chunk or fitted_chunk(work)
     backend = InProcess(work, chunk)
@@ -268,7 +236,7 @@ def _outputs(run: Run, kind: str, model: Tree, rows: Tensor) -> Tensor:
     blocks = []
     with nullcontext() if device == CPU else device:
         model = model if device == CPU else map_tree(lambda t: t.to(device), model)
-        for part in rows.split(SCORED):
+        for part in rows.split(task.rows_at_once):
             samples = inputs(x[part], task.dtype).to(device)
             blocks.append(task.predict(model, samples) if kind == "global"
                           else run.setup.algorithm.predict(task, model, samples))
@@ -280,8 +248,7 @@ def _reason(error: Exception) -> str:
 
 
 def write(run: Run, directory: Path, metrics: Sequence[str] | None = None) -> list[str]:
-    """Measure a run and write its figures into its directory; returns what could not be measured. `metrics`
-    as in `measure`."""
+    """Write the figures of a run into its directory; returns what could not be measured."""
     columns, single, notes = measure(run, metrics)
     finished.write(directory, columns, single)
     return notes

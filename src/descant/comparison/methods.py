@@ -1,8 +1,7 @@
 """Which methods are compared: a list on the command line or in the file, with settings and grids.
 
-`fedavg,ditto:lam=0.5,pfedbred:strategy=mh,lam=[15,30,60]` names three methods, the last as a grid: one
-contender for each value of the list. In a file, `[[algorithms]]` has a table for each, and a grid is
-`grid = { lam = [15, 30, 60] }`, because some fields hold lists.
+`fedavg,ditto:lam=0.5,pfedbred:strategy=mh,lam=[15,30,60]` names three methods, the last as a grid. In a file
+a grid is `grid = { lam = [15, 30, 60] }`, because some fields hold lists.
 """
 
 from __future__ import annotations
@@ -11,15 +10,16 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from descant.algorithms import ALGORITHMS, FedAvg, LocalTrain
+from descant.algorithms import FedAvg, LocalTrain
 from descant.core import fields
 from descant.core.algorithm import Algorithm
-from descant.core.import_object import marked
+from descant.core.import_object import is_place, marked
 from descant.core.permit import NOTHING, Permit
 from descant.engine.settings import Train
 from descant.errors import UsageError, unknown
+from descant.experiment import methods
 from descant.experiment.config import parse_algorithm
 
 LOCAL, TUNED = "localtrain", "fedavg + fine-tuning"  # what is added, by label
@@ -45,18 +45,21 @@ class Contender(NamedTuple):
     preset: str | None = None  # which of the method's presets its fields began with
 
 
-def contenders(tables: Mapping[str, Any], listed: str | None, train: Train, *, baselines: bool,
+# methods to compare, as a user names them
+Listed: TypeAlias = str | Sequence[str | Algorithm | Mapping[str, Any]]
+
+
+def contenders(tables: Mapping[str, Any], listed: Listed | None, train: Train, *, baselines: bool,
                permit: Permit = NOTHING) -> list[Contender]:
-    """The methods of a comparison: those `listed` on the command line, or else the file's [algorithm] and
-    [[algorithms]]; and LocalTrain and FedAvg with fine-tuning, where they are missing. `permit` is for code
-    that they name."""
+    """The methods `listed` on the command line or in Python, or else those of the file's [algorithm] and
+    [[algorithms]]; and the baselines that are missing. `permit` is for code that they name."""
     written = _written(tables)
     if listed is None:
         found = [contender for where, table in written for contender in
                  _expand(marked(table, permit), where)]
     else:
-        found = [contender for table in _parse(listed, written) for contender in
-                 _expand(marked(table, permit), f"--algorithms {table['name']}")]
+        found = [contender for table in _tables(listed, written) for contender in
+                 _expand(marked(table, permit), f"--algorithms {table.get('name')}")]
     if not found:
         raise UsageError("there is nothing to compare: name methods with --algorithms, or in the file's "
                          "[algorithm] and [[algorithms]]")
@@ -64,6 +67,13 @@ def contenders(tables: Mapping[str, Any], listed: str | None, train: Train, *, b
     if baselines:
         found += [each for each in _baselines(found, train) if each.label not in {f.label for f in found}]
     return found
+
+
+def labels(tables: Mapping[str, Any], train: Train, permit: Permit = NOTHING) -> set[str]:
+    """What the methods of a file are called, with the baselines that would be added to them."""
+    if not _written(tables):
+        return set()
+    return {contender.label for contender in contenders(tables, None, train, baselines=True, permit=permit)}
 
 
 def reference(tables: Mapping[str, Any], first: Algorithm) -> Algorithm:
@@ -86,7 +96,29 @@ def _written(tables: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(where, dict(table)) for where, table in all_of_them]
 
 
-# -- the list on the command line ----------------------------------------------------------------------
+# -- the list on the command line, or in Python --------------------------------------------------------
+
+
+def _tables(listed: Listed, written: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """The tables of a list: of text as on the command line, of methods, or of tables as in a file."""
+    if not isinstance(listed, str | Sequence):
+        raise UsageError(f"algorithms must be text or a list of methods, not {listed!r}")
+    for each in [listed] if isinstance(listed, str) else listed:
+        if isinstance(each, str):
+            yield from _parse(each, written)
+        elif isinstance(each, Algorithm):
+            yield _set_by_user(each)
+        elif isinstance(each, Mapping):
+            yield dict(each)
+        else:
+            raise UsageError(f"algorithms: {each!r} is no method: give a name, or a method such as Ditto() "
+                             "(with brackets)")
+
+
+def _set_by_user(method: Algorithm) -> dict[str, Any]:
+    """The table of a method, with the fields that differ from its defaults: the others may be tuned."""
+    table, usual = fields.dump(method), fields.dump(type(method)())
+    return {key: value for key, value in table.items() if key == "name" or value != usual.get(key)}
 
 
 def _parse(listed: str, written: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -97,13 +129,11 @@ def _parse(listed: str, written: list[tuple[str, dict[str, Any]]]) -> list[dict[
         if not part:
             raise UsageError(f"--algorithms {listed!r}: a name is missing")
         head, equals, text = part.partition("=")
-        name, colon, field = head.partition(":")
+        name, colon, field = head.rpartition(":") if equals else _bare(head, known)
         if colon or not equals:
-            if name not in known and name not in ALGORITHMS:
-                raise unknown("algorithm", name, {*ALGORITHMS, *known})
+            if name not in known and not is_place(name) and name not in methods.names():
+                raise unknown("algorithm", name, {*methods.names(), *known})
             tables.append(dict(known.get(name, {"name": name})))
-        else:
-            field = head
         if not equals:
             if colon:
                 raise UsageError(f"--algorithms {part!r} must read name:field=value, such as pfedme:lam=30")
@@ -113,6 +143,14 @@ def _parse(listed: str, written: list[tuple[str, dict[str, Any]]]) -> list[dict[
                              "pfedme:lam=30,eta=0.01")
         _set(tables[-1], field, _value(text))
     return tables
+
+
+def _bare(head: str, known: Mapping[str, Any]) -> tuple[str, str, str]:
+    """A part without a value: a name, or the place of a user's method; else a name with a field."""
+    name, colon, field = head.partition(":")
+    if not colon or head in known or (is_place(head) and name not in {*methods.names(), *known}):
+        return head, "", ""
+    return name, colon, field
 
 
 def _split(listed: str) -> Iterator[str]:

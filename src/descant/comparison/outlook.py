@@ -31,8 +31,7 @@ class More(NamedTuple):
 
 
 def outlook(results: Results) -> Outlook:
-    """Whether the best method differs from each other one significantly, or too little to matter; and how
-    many more repetitions would settle the rest."""
+    """Whether the best method differs from each other one significantly, or too little to matter."""
     if results.analysis is None:
         return Outlook(True, None, "there are no two methods to compare")
     if results.repetitions < 2:
@@ -54,8 +53,7 @@ def _open(results: Results) -> dict[str, Pair]:
 
 
 def still_needed(results: Results) -> dict[str, int | None]:
-    """For each method from which the best one does not differ so far, how many more repetitions would
-    probably settle that; None where no number of them would."""
+    """How many more repetitions would probably settle each open difference; None where none would."""
     found: dict[str, int | None] = {}
     for label, pair in _open(results).items():
         assert results.analysis is not None
@@ -67,7 +65,7 @@ def still_needed(results: Results) -> dict[str, int | None]:
 def hopeless(results: Results) -> str:
     """Why more repetitions would not settle some differences."""
     if any(pair.lasting > pair.repetition / statistics.MOST_REPETITIONS for pair in _open(results).values()):
-        return "there are too few clients" if results.population == "new clients" else (
+        return "there are too few clients" if results.plan.population == "new clients" else (
             "there are too few test rows")
     return f"it would take more than {statistics.MOST_REPETITIONS} repetitions"
 
@@ -78,9 +76,8 @@ def seconds(results: Results) -> float:
 
 
 def extended(plan: Plan, found: Results) -> More:
-    """Look whether the comparison is decided, and add the repetitions that would decide it. There are as many
-    looks as the plan says, since the tests are as strict as so many looks need; another look at the same
-    repetitions is the same look."""
+    """Look whether the comparison is decided, and add the repetitions that would decide it. The tests are as
+    strict as the plan's number of looks needs; another look at the same repetitions is the same look."""
     count = len(plan.seeds)
     looked_at = [*dict.fromkeys([*plan.looked_at, count])]
     plan = plan._replace(looked_at=looked_at)

@@ -10,13 +10,16 @@ import numpy as np
 import tomli_w
 
 from descant.comparison import conclusions, trials
+from descant.comparison.paper import COLUMNS
 from descant.comparison.plan import Method, Plan, PlannedRun, read
 from descant.comparison.results import Results
 from descant.comparison.results import read as read_results
 from descant.comparison.rows import mean_over_seeds
+from descant.comparison.statistics import Interval
 from descant.comparison.table import cell, columns
 from descant.core import fields
 from descant.core.files import locked
+from descant.core.metric import figure
 from descant.core.plain import plain
 from descant.core.units import times
 from descant.errors import DescantError
@@ -25,14 +28,15 @@ from descant.experiment import directory as layout
 MOST_POINTS = 400  # of a curve; a longer one is thinned
 
 
-def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
-    """What is known of the comparison in a directory at the moment."""
-    plan = read(out)
+def page_data(out: Path, metric: str | None = None, plan: Plan | None = None) -> dict[str, Any]:
+    """What is known of the comparison in a directory at the moment. The plan is read from there, where nobody
+    has it: then the methods of the user's own are not imported, and say no cautions."""
+    plan = plan or read(out)
     results = read_results(plan, metric)
     progress = [_progress(run, results.failures) for run in plan.runs()]
     shown = columns(results, all_metrics=True)
     curve_metric, curves = _curves(plan, results)
-    data = {
+    found: dict[str, Any] = plain({
         "title": _title(plan),
         "live": False,
         "finished": all(run["state"] == "done" for run in progress),
@@ -47,7 +51,8 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
         "population_words": (f"The answer applies to {conclusions.population(results)}."
                              if results.people else None),
         "table": [{"label": row.label, "best": row.label in results.compared[:1], "cells": {
-            column.key: {"text": cell(column.key, value, results.metric)} | _ends(value)
+            column.key: {"text": cell(column.key, value, results.metric)} | dict(zip(
+                ("mean", "low", "high"), value or (None, None, None), strict=False))
             for column in shown for value in [row.figures.get(column.key)]}} for row in results.rows],
         "methods": [_method(method) for method in plan.methods.values()],
         "curves": curves,
@@ -58,6 +63,7 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
             "label": gap.label, "against": gap.against, "mean": gap.mean, "low": gap.low, "high": gap.high,
             "p": gap.p, "verdict": gap.verdict, "words": conclusions.difference(results, gap),
             "clients_words": conclusions.clients(gap)} for gap in results.differences],
+        "paper": _paper(results),
         "grids": _grids(results),
         "clusters": _clusters(plan),
         "federation": _federation(out),
@@ -66,8 +72,7 @@ def page_data(out: Path, metric: str | None = None) -> dict[str, Any]:
         "commands": plan.commands,
         "experiment": tomli_w.dumps({name: table for name, table in plan.experiment.dump().items()
                                      if name != "algorithm"}),
-    }
-    found: dict[str, Any] = plain(data)
+    })
     return found
 
 
@@ -89,7 +94,7 @@ def _progress(run: PlannedRun, failures: dict[str, str]) -> dict[str, Any]:
         state, note = "failed", failure
     else:
         state, note = "waiting", f"stopped after round {done}" if done else ""
-    return {"label": run.label, "seed": run.seed, "rounds": done, "of": run.rounds, "state": state,
+    return {"label": run.label, "seed": run.seed, "rounds": done, "of": run.size, "state": state,
             "note": note}
 
 
@@ -148,13 +153,10 @@ def _curve(seeds: dict[int, list[dict[str, Any]]], results: Results, label: str,
     def band(model: str) -> dict[str, Any] | None:
         values = {seed: [(rows.get(number, {}).get(model) or {}).get("test", {}).get(metric, {}).get("mean")
                          for number in numbers] for seed, rows in evaluated.items()}
-        table = np.array([[np.nan if v is None else v for v in each] for each in values.values()], float)
-        if not np.isfinite(table).any():
-            return None
-        high = np.where(np.isfinite(table), table, -np.inf).max(0)
-        low = np.where(np.isfinite(table), table, np.inf).min(0)
-        return {"mean": mean_over_seeds(table), "low": low, "high": high,
-                "seeds": {str(seed): each for seed, each in values.items()}}
+        table = np.ma.masked_invalid(np.array([*values.values()], float))
+        return None if not table.count() else {
+            "mean": table.mean(0).filled(np.nan), "low": table.min(0).filled(np.nan),
+            "high": table.max(0).filled(np.nan), "seeds": values}
 
     about = _federation(results.plan.out)
     population = len(about["names"]) - about["unseen"]
@@ -167,9 +169,6 @@ def _curve(seeds: dict[int, list[dict[str, Any]]], results: Results, label: str,
             "best_round": [best.get(seed) for seed in seeds]}
 
 
-# -- the rest ------------------------------------------------------------------------------------------
-
-
 def _clients(results: Results) -> dict[str, Any]:
     about = _federation(results.plan.out)
     count = max((len(values) for values in results.clients.values()), default=0)
@@ -178,10 +177,28 @@ def _clients(results: Results) -> dict[str, Any]:
             "methods": {label: values.tolist() for label, values in results.clients.items()}}
 
 
+def _paper(results: Results) -> dict[str, Any] | None:
+    """What is published, beside ours."""
+    found = results.paper
+    if found is None:
+        return None
+    metric, ratio = found.paper.metric, results.plan.is_ratio(found.paper.metric)
+    return {
+        "source": found.paper.source, "metric": metric, "words": conclusions.paper(results),
+        "figures": [[label, COLUMNS[printed.column], cell(f"personal_{metric}", found.ours[label], metric),
+                     figure(metric, printed.value),
+                     cell(f"paper_difference_{metric}", found.gap(label), metric)]
+                    for label, printed in found.paper.figures.items() if label in found.ours],
+        "orderings": [[f"{each.better} above {each.worse}", figure(metric, each.paper),
+                       f"{each.ours.mean:+.4g}" + (" (log ratio)" if ratio else ""),
+                       "-" if each.ours.p is None else f"{each.ours.p:.3g}", each.appearance]
+                      for each in found.orderings]}
+
+
 def _grids(results: Results) -> list[dict[str, Any]]:
     """The figure against each field of a grid; other fields of it make lines of their own."""
     rows = {row.label: row for row in results.rows}
-    lines: dict[tuple[str, str, str], list[tuple[Any, Any]]] = {}
+    lines: dict[tuple[str, str, str], list[tuple[Any, Interval]]] = {}
     for label, method in results.plan.methods.items():
         if method.grid is None or label not in rows:
             continue
@@ -190,9 +207,8 @@ def _grids(results: Results) -> list[dict[str, Any]]:
             name = f"{method.grid.family} {others}".strip()
             lines.setdefault((name, field, method.grid.family), []).append(
                 (value, rows[label].figures["personal"]))
-    return [{"label": name, "field": field, "values": [value for value, _ in points],
-             "mean": [of.mean for _, of in points], "low": [of.low for _, of in points],
-             "high": [of.high for _, of in points]}
+    return [{"label": name, "field": field, "values": [value for value, _ in points]} | {
+                end: [getattr(figure, end) for _, figure in points] for end in ("mean", "low", "high")}
             for (name, field, _), points in lines.items()]
 
 
@@ -220,8 +236,3 @@ def _federation(out: Path) -> dict[str, Any]:
     classes = found["classes"]
     numbers = None if not classes else [str(k) for k in range(len(classes[0]))]
     return found | {"class_names": found.get("class_names") or numbers}
-
-
-def _ends(value: Any) -> dict[str, Any]:
-    return {"mean": None, "low": None, "high": None} if value is None else {
-        "mean": value.mean, "low": value.low, "high": value.high}

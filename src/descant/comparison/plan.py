@@ -1,11 +1,4 @@
-"""What a comparison consists of, and the directory it is kept in.
-
-    comparison.json           what is compared: the experiment, the methods, their rounds, the seeds
-    federation.json           the clients: who has how many rows of which class
-    runs/<label>/seed-<n>/    one ordinary run for each method and seed, with figures.csv
-    tuning/<label>/           the record of a search for hyper-parameters
-    failures.json             runs that failed, and why
-    results.csv, comparison.png, report.html    the results
+"""What a comparison consists of, and the directory it is kept in; docs/comparing.md lists its files.
 
 All runs have the clients and the rows of the file's federation ([data] has its own seed). The seed of a
 repetition gives the initial model, the cohorts, the batches and, unless the split is fixed, the rows of each
@@ -23,11 +16,13 @@ from typing import Any, Literal, NamedTuple
 
 from descant.algorithms import CGPFL
 from descant.comparison import finished
+from descant.comparison.finished import FinishedRun
 from descant.comparison.methods import GridPoint
+from descant.comparison.paper import Paper
 from descant.core import fields
 from descant.core.algorithm import Algorithm
 from descant.core.files import locked, write_atomic
-from descant.core.import_object import marked
+from descant.core.import_object import is_place, marked
 from descant.core.metric import METRICS, Metric, is_share
 from descant.core.permit import NOTHING, opened
 from descant.core.plain import plain
@@ -36,6 +31,7 @@ from descant.data.spec import DataSpec
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
 from descant.experiment.config import Experiment, differences, parse_algorithm
+from descant.experiment.methods import NotImported
 
 FORMAT = 2  # 1: one split for all seeds, and --match in place of --budget
 CAP = 10  # with --budget converge, a method stops after so many times the rounds of equal steps
@@ -63,10 +59,15 @@ class Method(NamedTuple):
     @property
     def algorithm(self) -> Algorithm:
         """As it runs: what is asked for, with what a search has found. A value from a file names no code."""
+        if isinstance(self.asked, NotImported):
+            return self.asked.changed(self.tuned or {})
         return fields.replaced(self.asked, marked(self.tuned or {}, NOTHING))
 
     def dump(self) -> dict[str, Any]:
-        return self._asdict() | {"asked": plain(fields.dump(self.asked)),
+        asked = fields.dump(self.asked)
+        if is_place(asked["name"]):  # a report does not import it to learn its name
+            asked |= {"label": self.asked.name}
+        return self._asdict() | {"asked": plain(asked),
                                  "grid": None if self.grid is None else self.grid._asdict()}
 
 
@@ -79,7 +80,8 @@ class PlannedRun(NamedTuple):
     place: Path
 
     @property
-    def rounds(self) -> int:
+    def size(self) -> int:
+        """How many rounds it has."""
         return self.experiment.train.rounds
 
     @property
@@ -96,7 +98,7 @@ class PlannedRun(NamedTuple):
         if not all((self.place / name).exists() for name in ("config.toml", "summary.json")):
             return False
         rounds = layout.rounds(self.place)
-        if rounds < self.rounds:
+        if rounds < self.size:
             return False
         stopped = self._stopped_at()
         return finished.is_current(self.place, rounds if stopped is None else stopped, metrics, rows=rows)
@@ -122,13 +124,23 @@ class PlannedRun(NamedTuple):
             raise DescantError(f"the run in {self.place} does not belong to this comparison ({changed[0]}): "
                                "remove it, and compare again")
 
+    def read(self) -> FinishedRun | None:
+        """What the files of the run tell, if it is finished."""
+        try:
+            if not self.is_finished:
+                return None
+            self.require_own()
+            summary = json.loads((self.place / "summary.json").read_text(encoding="utf-8"))
+        except (ValueError, UsageError) as error:
+            raise DescantError(f"the run in {self.place} is damaged ({error}): remove that directory, and "
+                               "compare again") from None
+        columns = finished.read_figures(self.place / finished.FILE)
+        return FinishedRun(self.label, self.seed, summary["rounds"], self.place, summary, columns,
+                           finished.read_rows(self.place / finished.ROWS, int(columns["round"][0])))
+
     @property
     def title(self) -> str:
         return f"{self.label}, seed {self.seed}"
-
-    @property
-    def size(self) -> int:
-        return self.rounds
 
     @property
     def size_done(self) -> int:
@@ -161,6 +173,7 @@ class Plan(NamedTuple):
     looked_at: list[int]  # the number of repetitions at each look so far
     commands: list[str]
     versions: dict[str, str]
+    paper: Paper | None = None  # what is published for some of the methods
 
     def runs(self, labels: Sequence[str] | None = None, seeds: Sequence[int] | None = None, *, jobs: int = 1
              ) -> list[PlannedRun]:
@@ -251,6 +264,7 @@ class Plan(NamedTuple):
         table = self._asdict() | {
             "format": FORMAT, "experiment": plain(self.experiment.dump()),
             "methods": [method.dump() for method in self.methods.values()],
+            "paper": None if self.paper is None else self.paper.dump(),
             "metrics": {name: {"lower_is_better": metric.lower_is_better, "meaning": metric.meaning}
                         for name, metric in self.metrics.items()}}
         del table["out"]
@@ -277,8 +291,10 @@ def read(out: Path) -> Plan:
                   for k, entry in enumerate(found.pop("methods"))]
         metrics = {name: METRICS.get(name) or Metric(**about)
                    for name, about in found.pop("metrics").items()}
+        paper = found.pop("paper", None)
         return Plan(out, experiment=Experiment.parse(found.pop("experiment"), allow),
-                    methods={method.label: method for method in listed}, metrics=metrics, **found)
+                    methods={method.label: method for method in listed}, metrics=metrics,
+                    paper=None if paper is None else Paper.read(paper), **found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = error if isinstance(error, UsageError) else repr(error)
         raise DescantError(f"{path} is damaged ({reason}): restore it from a copy, or compare anew in "
@@ -287,8 +303,7 @@ def read(out: Path) -> Plan:
 
 @contextlib.contextmanager
 def held(out: Path) -> Iterator[None]:
-    """Hold the directory of a comparison for this process. If it was made for that and stays empty, it is
-    removed again."""
+    """Hold the directory of a comparison. If it was made for that and stays empty, it is removed again."""
     new = [place for place in (out, *out.parents) if not place.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,8 @@
 """The results of a comparison, from the files of its runs: rows, differences, verdicts.
 
 Figures are those of the validation-best round (`_last`: of the last round). The figure of a method in one
-repetition is the mean over the clients; over the repetitions there is a mean with a 95 % interval, which
-covers the plan's population. All members of a grid are in the table; the one that is best on validation data
-is compared with the other methods.
-
-Three kinds of methods get no verdict: those that diverged in any repetition, those that were still improving
-when their training ended and are behind, and, with one repetition, all.
+repetition is the mean over the clients; over the repetitions there is a mean with a 95 % interval.
+docs/comparing.md says which methods are compared, and which get no verdict.
 """
 
 from __future__ import annotations
@@ -20,19 +16,18 @@ import numpy as np
 
 from descant.algorithms import LocalTrain
 from descant.comparison import convergence, statistics
+from descant.comparison.agreement import Agreement, agreement, beside
 from descant.comparison.finished import FACTS, FinishedRun
-from descant.comparison.finished import read as read_run
-from descant.comparison.plan import Plan, Population
-from descant.comparison.rows import Row, by_client, row_of
+from descant.comparison.plan import Plan
+from descant.comparison.rows import COSTS, MAIN, Row, by_client, row_of
 from descant.comparison.sample import analyse, level_of, oriented, sample_of
+from descant.comparison.seeds import shared_seeds
 from descant.comparison.statistics import ROUNDING, Analysis, Interval, Pair
 from descant.core.files import write_csv
 from descant.core.metric import is_share, title
 from descant.errors import unknown
 from descant.experiment import directory as layout
 
-FIRST = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen",
-         "bytes_per_client", "grad_steps", "seconds")  # of the columns of results.csv
 NONE = (float("-inf"),)  # the validation figures of a run without validation data
 WORTH = 0.01  # a smaller difference of shares does not matter, nor does 1 % of a loss
 ALTERNATIVES = ("accuracy", "balanced_accuracy", "auroc")  # what else one could have decided by
@@ -45,15 +40,15 @@ class Difference(NamedTuple):
 
     label: str
     against: str
-    mean: float  # below zero where the other has the better figure, but has failed more clients
-    low: float | None  # the simultaneous interval, which excludes zero exactly if p is below the level
-    high: float | None
-    p: float | None  # two-sided, corrected over all pairs; None with one repetition
-    verdict: Verdict
-    ratio: Pair | None  # logarithms of ratios, where these are compared
-    clients_p: float | None  # Wilcoxon's, over the clients' means over the repetitions
-    clients_better: int  # how many of them are better off with `label`, and worse off
-    clients_worse: int
+    mean: float = math.nan  # below zero where the other has the better figure, but has failed more clients
+    low: float | None = None  # the simultaneous interval, which excludes zero exactly if p is below the level
+    high: float | None = None
+    p: float | None = None  # two-sided, corrected over all pairs; None with one repetition
+    verdict: Verdict = "diverged"
+    ratio: Pair | None = None  # logarithms of ratios, where these are compared
+    clients_p: float | None = None  # Wilcoxon's, over the clients' means over the repetitions
+    clients_better: int = 0  # how many of them are better off with `label`, and worse off
+    clients_worse: int = 0
 
 
 class Other(NamedTuple):
@@ -97,6 +92,7 @@ class Results(NamedTuple):
     lost: dict[str, float]  # label -> clients without a usable model, mean over the seeds
     failures: dict[str, str]  # run -> why it failed
     clients: dict[str, np.ndarray]  # label -> the figure of each client, mean over the seeds
+    paper: Agreement | None = None  # what is published for these methods, beside ours
 
     @property
     def best(self) -> str | None:
@@ -108,14 +104,10 @@ class Results(NamedTuple):
         """A difference that is too small to matter; zero where that is unknown."""
         return WORTH if is_share(self.metric) or self.plan.is_ratio(self.metric) else 0.0
 
-    @property
-    def population(self) -> Population:
-        return self.plan.population
-
 
 def read(plan: Plan, metric: str | None = None) -> Results:
     """The results so far. `metric` decides; without it the plan's."""
-    finished = [found for run in plan.runs() if (found := read_run(run)) is not None]
+    finished = [found for run in plan.runs() if (found := run.read()) is not None]
     metric = metric or plan.metric
     known = [name for run in finished for name in run.columns if name not in FACTS] or [*plan.metrics]
     if metric not in known:
@@ -159,7 +151,16 @@ def read(plan: Plan, metric: str | None = None) -> Results:
         has_rows=sample is not None and sample.rows is not None, others=[], left_out=left_out,
         diverged=diverged, unfinished=unfinished, lost=lost, failures=plan.failures(), clients=clients)
     results = results._replace(differences=_differences(results), others=_others(results, of, seeds))
-    return results._replace(rows=_sorted(results))
+    return _beside_paper(results._replace(rows=_sorted(results)), of)
+
+
+def _beside_paper(found: Results, of: Mapping[str, Sequence[FinishedRun]]) -> Results:
+    """The results with the figures that are published."""
+    if found.plan.paper is None:
+        return found
+    sound = {label: runs for label, runs in of.items() if label not in found.diverged}
+    paper = agreement(found.plan.paper, found.plan, found.metric, found.rows, sound)
+    return found._replace(paper=paper, rows=[beside(row, paper) for row in found.rows])
 
 
 def _sorted(found: Results) -> list[Row]:
@@ -190,12 +191,12 @@ def _differences(found: Results) -> list[Difference]:
                            for end in (pair.mean, pair.low, pair.high))
         gains = sign * (found.clients[best] - found.clients[other])
         rows.append(Difference(
-            best, other, float("nan") if mean is None else mean, low, high, pair.p,
+            best, other, math.nan if mean is None else mean, low, high, pair.p,
             _verdict(found, other, pair), pair if by_ratio else None,
             statistics.wilcoxon(found.clients[best], found.clients[other]),
             int((gains > ROUNDING).sum()), int((gains < -ROUNDING).sum())))
-    return rows + [Difference(best, label, float("nan"), None, None, None, "diverged", None, None, 0, 0)
-                   for label in found.diverged if not _is_beaten(found.plan, label, found.chosen)]
+    return rows + [Difference(best, label) for label in found.diverged
+                   if not _is_beaten(found.plan, label, found.chosen)]
 
 
 def _verdict(found: Results, other: str, pair: Pair) -> Verdict:
@@ -219,7 +220,7 @@ def _others(found: Results, of: Mapping[str, Sequence[FinishedRun]], seeds: Sequ
         scores = sample.scores.mean(0)
         best = int(scores.argmax())
         if scores[best] > scores[0] + ROUNDING:
-            p = analyse(sample, metric, found.plan, found.population).beside(best, 0).p
+            p = analyse(sample, metric, found.plan, found.plan.population).beside(best, 0).p
             others.append(Other(metric, found.compared[best], (float(scores[best]), float(scores[0])),
                                 p is not None and p < statistics.LEVEL / found.plan.looks))
     return others
@@ -269,8 +270,7 @@ def _is_beaten(plan: Plan, label: str, chosen: Mapping[str, str]) -> bool:
 
 def _compared(plan: Plan, of: Mapping[str, Sequence[FinishedRun]], chosen: Mapping[str, str], metric: str,
               diverged: Mapping[str, Share]) -> tuple[list[int], dict[str, str]]:
-    """The seeds that methods are compared over, the same for all; and which methods are left out, and why. A
-    method with few of the seeds would leave few for all: it is left out until it has more."""
+    """The seeds that methods are compared over, the same for all; and which methods are left out, and why."""
     left_out = {label: "another member of its grid is better on validation data" for label in of
                 if _is_beaten(plan, label, chosen)}
     left_out |= {label: f"it diverged in {share.some} of {share.of} repetitions"
@@ -279,15 +279,9 @@ def _compared(plan: Plan, of: Mapping[str, Sequence[FinishedRun]], chosen: Mappi
                      metric in run.columns for run in found) else f"its {title(metric)} is not measured yet"
                  for label, found in of.items()
                  if label not in left_out and not all(run.values(metric) for run in found)}
-    seeds = {label: {run.seed for run in found} for label, found in of.items() if label not in left_out}
-    while seeds:
-        shared = set.intersection(*seeds.values())
-        if 2 * len(shared) >= max(map(len, seeds.values())):
-            return sorted(shared), left_out
-        fewest = min(reversed(list(seeds)), key=lambda label: len(seeds[label]))
-        left_out[fewest] = "it has too few seeds so far"
-        del seeds[fewest]
-    return [], left_out
+    shared, few = shared_seeds({label: {run.seed for run in found} for label, found in of.items()
+                                if label not in left_out})
+    return shared, left_out | dict.fromkeys(few, "it has too few seeds so far")
 
 
 def missing_seeds(results: Results) -> dict[str, list[int]]:
@@ -302,26 +296,48 @@ def missing_seeds(results: Results) -> dict[str, list[int]]:
 
 
 def write(results: Results, path: Path) -> None:
-    """One row for each method, best first: every figure with the ends of its interval. Beside it, in
-    `differences.csv`, all pairs of methods, the better one first; a ratio of losses as its logarithm."""
+    """One row for each method, and beside it, in `differences.csv`, one for each pair of methods. And in
+    `orderings.csv`, if there is a paper, the pairs that it has in an order."""
+    write_csv(path, table(results))
+    write_csv(path.with_name("differences.csv"), differences_table(results))
+    if results.paper is not None:
+        write_csv(path.with_name("orderings.csv"), _orderings_table(results.paper, results.plan))
+
+
+def table(results: Results) -> list[list[Any]]:
+    """A head, and one row for each method, best first: every figure with the ends of its interval."""
     there = dict.fromkeys(key for row in results.rows for key in row.figures)
-    keys = [*(key for key in FIRST if key in there), *(key for key in there if key not in FIRST)]
+    first = [key for key in (*MAIN, *COSTS) if key in there]
+    keys = [*first, *(key for key in there if key not in first)]
     nobody = Share(0, 0)
-    write_csv(path, [
+    return [
         ["method", "algorithm", "seeds", "rounds", "metric",
          *(f"{key}{end}" for key in keys for end in ("", "_low", "_high")), "diverged", "still_improving"],
         *([row.label, results.plan.methods[row.label].asked.name, row.seeds, row.rounds, results.metric,
-           *(_cell(end) for key in keys for end in (row.figures.get(key) or (None, None, None))[:3]),
+           *("" if end is None or not np.isfinite(end) else repr(float(end))
+             for key in keys for end in (row.figures.get(key) or (None, None, None))[:3]),
            results.diverged.get(row.label, nobody).some, results.unfinished.get(row.label, nobody).some]
-          for row in results.rows)])
+          for row in results.rows)]
+
+
+def differences_table(results: Results) -> list[list[Any]]:
+    """A head, and one row for each pair of methods, the better one first; a ratio of losses as its
+    logarithm."""
     scale = "log ratio" if results.plan.is_ratio(results.metric) else "difference"
     pairs = {} if results.analysis is None else results.analysis.pairs
-    write_csv(path.with_name("differences.csv"), [
+    return [
         ["method", "against", "metric", "population", "scale", "repetitions", "mean", "low", "high", "p"],
-        *([results.compared[a], results.compared[b], results.metric, results.population, scale,
+        *([results.compared[a], results.compared[b], results.metric, results.plan.population, scale,
            results.repetitions, *("" if end is None else repr(end) for end in (*pair[:3], pair.p))]
-          for (a, b), pair in pairs.items())])
+          for (a, b), pair in pairs.items())]
 
 
-def _cell(end: float | None) -> str:
-    return "" if end is None or not np.isfinite(end) else repr(float(end))
+def _orderings_table(found: Agreement, plan: Plan) -> list[list[Any]]:
+    paper = found.paper
+    scale = "log ratio" if plan.is_ratio(paper.metric) else "difference"
+    return [
+        ["better", "worse", "source", "metric", "paper", "scale", "repetitions", "mean", "low", "high", "p",
+         "appearance"],
+        *([each.better, each.worse, paper.source, paper.metric, repr(each.paper), scale, found.repetitions,
+           *("" if end is None else repr(end) for end in (*each.ours[:3], each.ours.p)), each.appearance]
+          for each in found.orderings)]

@@ -15,6 +15,8 @@ from descant.comparison.statistics import ROUNDING, Interval, interval
 from descant.core.metric import is_share
 
 WORST = 10  # a decile
+MAIN = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen")  # of the metric that decides
+COSTS = ("bytes_per_client", "grad_steps", "seconds")
 
 
 class Row(NamedTuple):
@@ -106,7 +108,4 @@ def by_client(seeds: Sequence[Mapping[int, float]], everyone: int) -> np.ndarray
 
 def mean_over_seeds(table: np.ndarray) -> np.ndarray:
     """The mean of each column over what is known; NaN where nothing is."""
-    known = np.isfinite(table)
-    total, count = np.where(known, table, 0.0).sum(0), known.sum(0)
-    mean: np.ndarray = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return mean
+    return np.asarray(np.ma.masked_invalid(table).mean(0).filled(np.nan))

@@ -54,26 +54,28 @@ def sample_of(methods: Sequence[Sequence[FinishedRun]], metric: str) -> Sample |
         for m, each in enumerate(values[seed]):
             clients[r, common[seed], m] = [each[client] for client in common[seed]]
     runs = [[of[seed] for of in together] for seed in seeds]
-    return Sample(np.nanmean(clients, 1), clients, _units(runs, metric, clients))
+    there = np.isfinite(clients).all(2, keepdims=True)
+    weights = np.broadcast_to(there / there.sum(1, keepdims=True), clients.shape)
+    return Sample(np.nanmean(clients, 1), clients, units_of(runs, metric, weights))
 
 
-def _units(runs: Sequence[Sequence[FinishedRun]], metric: str, clients: np.ndarray) -> Units | None:
-    """The test rows as units, of runs [R][M] whose clients [R, C, M] are compared."""
+def units_of(runs: Sequence[Sequence[FinishedRun]], metric: str, weights: np.ndarray) -> Units | None:
+    """The test rows as units, of runs [R][M] in whose figures the clients have weights [R, C, M]; None where
+    it is not known what each of them does."""
     tables = [[run.single for run in each] for each in runs]
     if any(table is None or metric not in table.rows for each in tables for table in each):
         return None
     known = [[table.rows for table in each if table is not None] for each in tables]
     numbers = np.unique(np.concatenate([table["row"] for each in known for table in each]))
-    influence = np.zeros((len(runs), len(numbers), clients.shape[2]))
+    influence = np.zeros((len(runs), len(numbers), weights.shape[2]))
     owners = np.full(len(numbers), -1)
     for r, each in enumerate(known):
-        is_compared = np.isfinite(clients[r]).all(1)
+        is_compared = weights[r].any(1)
         for m, table in enumerate(each):
-            there = is_compared[np.minimum(table["client"], len(is_compared) - 1)]
-            there &= table["client"] < len(is_compared)
-            at = np.searchsorted(numbers, table["row"][there])
-            influence[r, at, m] = np.nan_to_num(table[metric][there]) / is_compared.sum()
-            owners[at] = table["client"][there]
+            there = np.isin(table["client"], np.flatnonzero(is_compared))
+            at, client = np.searchsorted(numbers, table["row"][there]), table["client"][there]
+            influence[r, at, m] = np.nan_to_num(table[metric][there]) * weights[r, client, m]
+            owners[at] = client
     return Units(influence, int((owners >= 0).sum()) - len({*owners[owners >= 0].tolist()}))
 
 

@@ -1,20 +1,9 @@
 """Intervals and tests of differences, with every source of noise.
 
-A score y[r, m] is the mean over the clients of method m in repetition r; methods are paired, since they share
-the seed, the split and the test rows of a repetition. Units are what else was drawn by chance, test rows or
-clients: `influence[r, u, m]` is how much unit u moved the score of that repetition. For the difference d[r]
-of two methods, and f[r, u] that of their influences,
-
-    Var(mean d) = U + max(0, s^2 / R - E),    U = sum_u (mean_r f[r, u])^2,
-                                              E = (sum_ru f[r, u]^2 / R - U) / (R - 1)
-
-s^2 is the variance of d over the R repetitions, U the noise of the units, which more repetitions do not
-remove if the same units come back, and E the part of it that s^2 / R has already. The degrees of freedom are
-Satterthwaite's, with unbiased estimates of the squared variances. The s^2 of all pairs are moderated: raised,
-never lowered, to a value that all pairs share, which brings degrees of freedom (empirical Bayes, limited by
-Huynh and Feldt's sphericity). p-values and intervals are corrected over all pairs (Sidak), so that an
-interval excludes zero exactly where the p-value is below the level. docs/comparing.md has the reasons, and
-the measured coverage.
+A score y[r, m] is the mean over the clients of method m in repetition r. Units are what else was drawn by
+chance, test rows or clients: `influence[r, u, m]` is how much unit u moved that score. docs/comparing.md ("Is
+a difference real?") has the variance U + max(0, s^2 / R - E) of a difference, why s^2 is moderated, the
+correction over all pairs, and the measured coverage.
 """
 
 from __future__ import annotations
@@ -24,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 CONFIDENCE = 0.95  # of the interval of one method
 LEVEL = 0.05
@@ -124,7 +113,7 @@ class _Noise(NamedTuple):
     units_freedom: np.ndarray
 
     def error(self, repetitions: int) -> tuple[np.ndarray, np.ndarray]:
-        """Standard errors and their degrees of freedom."""
+        """Standard errors, and Satterthwaite's degrees of freedom with unbiased squared variances."""
         own = self.repetition / repetitions
         more = own > self.inner
         total = self.units + np.where(more, own - self.inner, 0.0)
@@ -180,7 +169,7 @@ def level(scores: np.ndarray, units: Units | None) -> Interval:
         return Interval(float(scores[0]), None, None, 1)
     noise = _noise(scores[:, None], units, np.ones((1, 1)))
     [error], [freedom] = noise.error(len(scores))
-    mean, reach = float(noise.mean[0]), float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * error)
+    mean, reach = float(noise.mean[0]), float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2) * error)
     return Interval(mean, mean - reach, mean + reach, len(scores))
 
 
@@ -204,7 +193,7 @@ def compare(scores: np.ndarray, units: Units | None = None, *, level: float = LE
         t = np.where(error > 0, np.abs(noise.mean) / error,
                      np.where(np.abs(noise.mean) <= 1e-12, 0.0, np.inf))
     with np.errstate(divide="ignore"):
-        p = -np.expm1(len(at) * np.log1p(-2 * stats.t.sf(t, freedom)))
+        p = -np.expm1(len(at) * np.log1p(-2 * special.stdtr(freedom, -t)))
     reach = _critical(level, len(at), freedom) * error
     lasting = np.maximum(0.0, noise.units - noise.inner)
     moved = np.maximum(noise.repetition, repetitions * noise.inner)
@@ -217,7 +206,7 @@ def compare(scores: np.ndarray, units: Units | None = None, *, level: float = LE
 def _critical(level: float, pairs: int, freedom: np.ndarray) -> np.ndarray:
     """How many standard errors a difference must have among so many pairs."""
     alone = -np.expm1(np.log1p(-level) / pairs)
-    return np.asarray(stats.t.isf(alone / 2, freedom))
+    return np.asarray(-special.stdtrit(freedom, alone / 2))
 
 
 def _moderated(noise: _Noise, scores: np.ndarray) -> _Noise:
@@ -246,19 +235,10 @@ def _prior(variances: np.ndarray, freedom: int, methods: int) -> tuple[float, fl
     excess = logs.var(ddof=1) / (1 - alike) - special.polygamma(1, half)
     if excess <= 1e-3:
         return np.inf, float(np.exp(logs.mean()))
-    prior = 2 * _inverse_trigamma(float(excess))
+    # the inverse of the trigamma function, which lies between 1 / x and 1 / (x - 0.5)
+    least, most = 1 / excess, 0.5 + 1 / excess
+    prior = 2 * float(optimize.brentq(lambda x: special.polygamma(1, x) - excess, least, most, xtol=1e-15))
     return prior, float(np.exp(logs.mean() + special.digamma(prior / 2) - np.log(prior / 2)))
-
-
-def _inverse_trigamma(value: float) -> float:
-    x = 0.5 + 1 / value
-    for _ in range(50):  # Newton's method on 1/trigamma, which is nearly linear
-        now = special.polygamma(1, x)
-        step = now * (1 - now / value) / special.polygamma(2, x)
-        x += step
-        if abs(step) < 1e-10 * x:
-            break
-    return float(x)
 
 
 def _sphericity(scores: np.ndarray) -> float:
@@ -292,12 +272,8 @@ def needed(pair: Pair, analysis: Analysis, worth: float) -> int | None:
     return int(count[settled.argmax()]) if settled.any() else None
 
 
-# -- clients -----------------------------------------------------------------------------------------------
-
-
 def wilcoxon(a: np.ndarray, b: np.ndarray) -> float | None:
-    """The p-value of Wilcoxon's signed-rank test over clients; None where no client differs, or where they
-    are too few for its approximation."""
+    """The p-value of Wilcoxon's signed-rank test; None where no client differs, or there are too few."""
     gaps = (a - b)[np.isfinite(a) & np.isfinite(b)]
     if len(gaps) < ENOUGH_CLIENTS or not np.any(gaps != 0):
         return None

@@ -56,8 +56,7 @@ def write_best(record: Path, found: Mapping[str, Any]) -> None:
 
 
 def read(record: Path) -> dict[str, Any] | None:
-    """The trials of a record as a table, and the number of the best one once the search is finished; None
-    where there is no record."""
+    """The trials of a record as a table, and the number of the best one once the search is finished."""
     try:
         with (record / "trials.csv").open(encoding="utf-8", newline="") as file:
             columns, *rows = csv.reader(file)

@@ -1,13 +1,9 @@
 """Hyper-parameters by validation: the declared ranges of a method's fields, searched by Optuna.
 
-Every method gets the same number of trials, and every trial the same number of gradient steps. A trial is an
-ordinary run in memory, judged by the validation figure that selects a run's best round, never by test rows.
-Trial 0 is the method with its own settings; a trial that falls behind is stopped; one that diverges counts as
-the worst. If the first trials all diverge, the search goes down to the smallest step sizes of its ranges,
-then ten times below, and again, until something trains, and goes on in ranges that reach as far down.
-
-Only finished trials are written, each in one line of Optuna's journal. The next trial depends on these and on
-the seed alone: a killed search continues as if nothing had happened, and a finished one can be extended.
+A trial is an ordinary run in memory, judged by the validation figure that selects a run's best round. Trial 0
+is the method with its own settings. Only finished trials are written, each in one line of Optuna's journal.
+The next trial depends on these and on the seed alone: a killed search continues as if nothing had happened,
+and a finished one can be extended. docs/comparing.md (`--tune`) has the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ from descant.core.metric import LOWER
 from descant.core.random import stream
 from descant.core.ranges import Log, Range, Step, Whole
 from descant.engine.backends.choose import Timing
-from descant.engine.evaluation import evaluated_clients
 from descant.engine.settings import Train
 from descant.errors import DescantError, UsageError
 from descant.experiment import run as runs
@@ -51,11 +46,13 @@ class Tuning(NamedTuple):
 
     algorithm: Algorithm
     values: dict[str, Any]  # of the searched fields
+    best: int  # the number of the best trial: of equal ones the first
     validation: float  # mean over the clients in the best round of the metric that decides, or minus a loss
     trials: int
     pruned: int
     failed: int
     grad_steps: int  # of all trials together
+    metric: str  # that decides
     note: str | None = None
 
 
@@ -63,19 +60,20 @@ class Untrained(NamedTuple):
     """The result of a search in which nothing trained."""
 
     trials: int
-    note: str
+    why: str
+
+    @property
+    def note(self) -> str:
+        return f"{self.why}; it runs with its own settings"
 
 
 # -- what is searched ------------------------------------------------------------------------------------
 
 
 def space(algorithm: Algorithm, fixed: Collection[str] = ()) -> dict[str, Range]:
-    """Where each field is searched, by its name: `lam`, or `solver.lr` for a field of a part.
-
-    Not searched are the fields in `fixed` (`solver` fixes all of the solver's), those that are not a number
-    now, those that are switched off by a 0, and those that may not be changed as the others stand. A range
-    is stretched to the present value.
-    """
+    """Where each field is searched, by its dotted name: not those in `fixed` (`solver` fixes all of the
+    solver's), those that are no number now or switched off by a 0, and those that may not be changed as the
+    others stand. A range is stretched to the present value."""
     found = {name: declared for name, declared in _declared(algorithm)
              if not any(name == kept or name.startswith(f"{kept}.") for kept in fixed)}
     return {name: declared for name, declared in found.items() if _can_be_changed(algorithm, name, declared)}
@@ -139,21 +137,18 @@ def search(experiment: Experiment, trials: int, record: Path, *, fixed: Collecti
             progress(len(done) * rounds)
         # a longer search that was made before began as this one
         done = done[: max(trials, _failures(done) + 1)]
-        result, best = _concluded(setup, done, ranges)
+        result = _concluded(setup, done, ranges)
         with records.writing(record):
             records.write_trials(record, done, ranges)
             if isinstance(result, Tuning):
                 metric, reach = setup.deciding.name, _reaching(done, ranges)
                 records.write_best(record, {
-                    "best": best, "figure": f"minus {metric}" if metric in LOWER else metric,
+                    "best": result.best, "figure": f"minus {metric}" if metric in LOWER else metric,
                     "validation": result.validation, "values": result.values,
                     "algorithm": fields.dump(result.algorithm), "trials": result.trials,
                     "pruned": result.pruned, "failed": result.failed, "grad_steps": result.grad_steps,
                     "ranges": {name: str(declared) for name, declared in reach.items()}})
     return result
-
-
-# -- going down ------------------------------------------------------------------------------------------
 
 
 def _failures(done: Sequence[FrozenTrial]) -> int:
@@ -189,8 +184,7 @@ def _optuna() -> Any:
 
 def _judged(setup: runs.Setup) -> int:
     """How many of the evaluated clients have validation rows."""
-    clients = evaluated_clients(setup.federation.population, setup.eval, setup.train.seed)
-    return int((setup.federation.validation.sizes[clients] > 0).sum())
+    return int((setup.federation.validation.sizes[setup.evaluated[0]] > 0).sum())
 
 
 @contextlib.contextmanager
@@ -237,37 +231,36 @@ class _Pruned(Exception):
     """The trial has fallen behind."""
 
 
+@dataclasses.dataclass
 class _Observer:
     """Observes the run of a trial: its cost, its figures, and whether it falls behind."""
 
-    def __init__(self, trial: optuna.Trial, settled: Callable[[Train], None],
-                 progress: Callable[[int], None]) -> None:
-        self.rounds = 0
-        self.grad_steps = 0
-        self.rejected = 0  # uploads
-        self.key: tuple[float, ...] | None = None  # of the best round so far
-        self.reported: dict[int, float] = {}  # round -> figure of the best round until then
-        self._trial = trial
-        self._settled = settled
-        self._progress = progress
+    trial: optuna.Trial
+    settled: Callable[[Train], None]
+    progress: Callable[[int], None]
+    rounds: int = 0
+    grad_steps: int = 0
+    rejected: int = 0  # uploads
+    key: tuple[float, ...] | None = None  # of the best round so far
+    reported: dict[int, float] = dataclasses.field(default_factory=dict)  # round -> best figure until then
 
     def started(self, run: runs.Run, measured: list[Timing]) -> None:
         self._run = run
-        self._settled(run.setup.train)
+        self.settled(run.setup.train)
 
     def played(self, row: dict[str, Any]) -> None:
         self.rounds = row["round"]
         self.grad_steps += row["grad_steps"]
         self.rejected += row["rejected"]
-        self._progress(self.rounds)
+        self.progress(self.rounds)
         if "personal" not in row:
             return
         self.key = self._run.best_key
         if (figure := records.figure(self.key)) is None:
             return
         self.reported[self.rounds] = figure
-        self._trial.report(figure, self.rounds)
-        if self.rounds < self._run.setup.train.rounds and self._trial.should_prune():
+        self.trial.report(figure, self.rounds)
+        if self.rounds < self._run.setup.train.rounds and self.trial.should_prune():
             raise _Pruned
 
 
@@ -364,25 +357,19 @@ def _require_equal_cost(trials: list[FrozenTrial], algorithm: Algorithm, ranges:
                          "or do not tune it")
 
 
-# -- what came of it -------------------------------------------------------------------------------------
-
-
-def _concluded(setup: runs.Setup, trials: list[FrozenTrial], ranges: dict[str, Range]
-               ) -> tuple[Tuning | Untrained, int | None]:
-    """The result, and the number of the best trial: of equal ones the first."""
+def _concluded(setup: runs.Setup, trials: list[FrozenTrial], ranges: dict[str, Range]) -> Tuning | Untrained:
     states = [records.state(trial) for trial in trials]
     complete = [number for number, state in enumerate(states) if state == "complete"]
     smallest = ", ".join(f"{name} = {min(trial.params[name] for trial in trials):.3g}"
                          for name in _steps(ranges))
     if not complete:
         down, why = f", down to {smallest}" if smallest else "", trials[-1].user_attrs["failure"]
-        return Untrained(len(trials), f"none of the {len(trials)} trials of its search trained{down}: {why}; "
-                                    "it runs with its own settings"), None
+        return Untrained(len(trials), f"none of the {len(trials)} trials of its search trained{down}: {why}")
     best = max(complete, key=lambda number: tuple(trials[number].user_attrs["key"]))
     values = dict(trials[best].params)
     widened = _reaching(trials, ranges) != ranges
     note = (f"the first {_failures(trials)} trials of its search diverged, so it went on below the usual "
             f"step sizes, down to {smallest}") if widened else None
-    return Tuning(fields.replaced(setup.algorithm, values), values, trials[best].user_attrs["key"][1],
-                 len(trials), states.count("pruned"), states.count("failed"),
-                 sum(trial.user_attrs["grad_steps"] for trial in trials), note), best
+    return Tuning(fields.replaced(setup.algorithm, values), values, best, trials[best].user_attrs["key"][1],
+                  len(trials), states.count("pruned"), states.count("failed"),
+                  sum(trial.user_attrs["grad_steps"] for trial in trials), setup.deciding.name, note)

@@ -7,6 +7,7 @@ runs it as it is. States, messages and uploads are trees: tensors in NamedTuples
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from descant.core import fields, plugins
 from descant.core.fields import Checked
-from descant.core.random import stream
+from descant.core.random import key, normal, stream
 from descant.core.task import Batch, Task
-from descant.core.tree import Tree, map_tree, take
+from descant.core.tree import Tree, map_tree, repeat, take
 from descant.core.vector import Model
 from descant.errors import unknown
 
@@ -34,10 +36,15 @@ class Round(NamedTuple):
     cohort: Tensor  # int64 [cohort] ids of the clients concerned, ascending
     sizes: Tensor  # [cohort] their numbers of training samples
     population: int
+    most: float = 1.0  # the largest share of one client where weights follow from what clients upload
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Random numbers for the server's own choices in this round."""
         return stream(self.seed, f"server.{purpose}", self.number)
+
+    def key(self, purpose: str) -> Tensor:
+        """The same as a key (`descant.core.random`), from which clients can draw the same numbers."""
+        return torch.tensor(key(self.seed, f"server.{purpose}", self.number))
 
     def weights(self, kind: Weights) -> Tensor:
         """What each client of the cohort counts in an average; sums to one."""
@@ -76,8 +83,23 @@ class ClientData(Protocol):
         """carry <- step(carry, batch) over the steps of this round; step(carry, batch1, batch2) where the
         method asks for two batches a step. The carry is a tree."""
 
+    def together(self, work: Callable[..., tuple[Tensor, ...]], *own: Tensor | None, which: int = 0
+                 ) -> tuple[Tensor, ...] | None:
+        """For solvers: `work(steps, *theirs)` for all clients that run together, in place of a scan for each.
+
+        `theirs` are the tensors of all of them where `own` are this client's, with a leading axis, and
+        `steps` yields (n, batch) for each step: the first n clients take it, on their rows [n, B, ...], which
+        are those of batch `which` of the step. The results have the leading axis too. None: not possible."""
+
     def mean(self, f: Callable[[Batch], Tree], split: Literal["train", "validation"] = "train") -> Tree:
         """The mean over all samples of a split of `f`, which gives the mean over a batch."""
+
+    def each(self, f: Callable[[Batch], Tensor]) -> Tensor:
+        """What `f` gives for each row of a batch, for all training rows [n, ...]: those from `size` on fill
+        up, and count nowhere."""
+
+    def counted(self, counts: Tensor) -> ClientData:
+        """The same data, with batches whose rows count as is said here for each training row [n, ...]."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +116,14 @@ class Algorithm(Checked, ABC):
     tracking: ClassVar[bool] = False
     #: `personalize` trains on batches (fine-tuning); otherwise it is given none.
     trains_to_personalize: ClassVar[bool] = False
+    #: Clients draw random numbers of their own: their batches have a key whatever the model.
+    draws: ClassVar[bool] = False
     #: Where a step takes several batches, each is drawn from a share of the client's rows of its own, the
     #: same in every round (sample splitting); a client with fewer rows than that has one share for all.
     disjoint_batches: ClassVar[bool] = False
+
+    #: Clients cannot do their work without validation rows.
+    needs_validation: ClassVar[bool] = False
 
     @classmethod
     def preset(cls, name: str, **given: Any) -> Self:
@@ -104,6 +131,10 @@ class Algorithm(Checked, ABC):
         if not isinstance(name, str) or name not in cls.presets:
             raise unknown(f"preset of {cls.name}", name, cls.presets)
         return cls(**{**cls.presets[name], **given})
+
+    def as_table(self) -> dict[str, Any]:
+        """The [algorithm] table that makes this method again, with its name as a file must have it."""
+        return fields.as_table(self) | {"name": written_name(type(self))}
 
     def personal_steps(self) -> int | None:
         """How many batches `adapt` (and a `personalize` that trains) is given; None: those of a round."""
@@ -120,6 +151,10 @@ class Algorithm(Checked, ABC):
 
     def cautions(self) -> list[str]:
         """What is allowed but will hardly work, such as a step beyond its stability bound."""
+        return []
+
+    def remarks(self, task: Task) -> list[str]:
+        """What there is to know about the method on such models."""
         return []
 
     def client_weights(self, round: Round) -> Tensor | None:
@@ -165,6 +200,11 @@ class Algorithm(Checked, ABC):
         """The outputs of ONE client for samples x [n, ...]."""
         return task.predict(personal, x)
 
+    def participant(self, server: Tree, round: Round) -> Message:
+        """What clients that have taken part are given to `personalize`; where that is their state alone,
+        nothing."""
+        return self.broadcast(server, round)
+
     def newcomer(self, server: Tree, round: Round) -> Message:
         """What a client that never took part is given: nothing that is made for one client."""
         return Message(self.broadcast(server, round).shared)
@@ -178,16 +218,61 @@ class Algorithm(Checked, ABC):
         return None
 
 
-def least_loss(task: Task, models: Model, data: ClientData, split: Literal["train", "validation"]
-               ) -> Tensor:
-    """Which of the models [n, ...] has the least mean loss on the rows of ONE client: an index []. The first
-    of equal ones; the first of all on no rows, where no loss is a number."""
+def written_name(method: type[Algorithm]) -> str:
+    """What a file calls a method: descant's and those of installed packages by their names, others by the
+    place of the class. A class that cannot be imported has only its name."""
+    home, name = method.__module__, method.__qualname__
+    if home.partition(".")[0] == "descant" or any(offer.is_of(method) for offer in plugins.offers()):
+        return method.name
+    is_there = home != "__main__" and getattr(sys.modules.get(home), name, None) is method
+    return f"{home}:{name}" if is_there else method.name
+
+
+def mean_losses(task: Task, models: Model, data: ClientData, split: Literal["train", "validation"]
+                ) -> Tensor:
+    """The mean losses of the models [n, ...] on the rows of ONE client [n]; NaN on no rows."""
 
     def losses(batch: Batch) -> Tensor:  # one after the other: not every model can be run under vmap
         return torch.stack([task.loss(take(models, k), batch) for k in range(len(models.theta))])
 
     found: Tensor = data.mean(losses, split)
-    return found.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin()
+    return found
+
+
+def least_loss(task: Task, models: Model, data: ClientData, split: Literal["train", "validation"]
+               ) -> Tensor:
+    """Which of the models [n, ...] has the least mean loss on the rows of ONE client: an index []. The first
+    of equal ones; the first of all on no rows, where no loss is a number."""
+    return mean_losses(task, models, data, split).nan_to_num(nan=torch.inf, posinf=torch.inf).argmin()
+
+
+def apart(model: Model, count: int, spread: float, key: Tensor) -> Model:
+    """Models [count, ...] that begin differently: the first is `model`, the others have noise by the key,
+    `spread` times as large as its parameters are (in the root of the mean square; 1 where all are zero)."""
+    theta = model.theta
+    size = theta.square().mean().sqrt()
+    noise = spread * torch.where(size > 0, size, 1.0) * normal(key, (count - 1, theta.numel()), theta.dtype)
+    return Model(torch.cat([theta[None], theta + noise]), repeat(model.stats, count).clone())
+
+
+def renewed(rows: Tree, new: Tree, round: Round) -> Tree:
+    """What the server keeps of all clients, [population, ...], with the rows of the cohort replaced."""
+    if torch.equal(round.cohort, torch.arange(round.population)):  # no copy: they may be large
+        return new
+    return map_tree(lambda old, new: old.index_copy(0, round.cohort, new), rows, new)
+
+
+def at_most(weights: Tensor, share: float) -> Tensor:
+    """Weights of which none is more than this share of their sum: those that are, are lowered to one value.
+    Alike where there are too few for that; as they are where none is more."""
+    if len(weights) < 2 or float(weights.max()) <= share * float(weights.sum()):
+        return weights
+    upwards = weights.double().sort().values
+    for lowered in range(1, len(weights)):  # how many are
+        rest, left = upwards[:-lowered], 1 - share * lowered
+        if left > 0 and (limit := share / left * float(rest.sum())) >= float(rest[-1]) and limit > 0:
+            return weights.clamp(max=limit)
+    return torch.ones_like(weights)
 
 
 def average(models: Model, weights: Tensor) -> Model:

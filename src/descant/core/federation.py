@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from descant.core.cast import cast_real
 from descant.core.splits import SPLITS, Division, SplitName, Table, check_unseen
-from descant.errors import UsageError
+from descant.core.units import times
+from descant.errors import UsageError, first_line, unknown
 
 if TYPE_CHECKING:
     from descant.core.preprocess import Preprocess, Treatment
@@ -80,6 +83,15 @@ class Federation:
             if names is not None and own is not None and len(names) != own:
                 raise UsageError(f"there are {len(names)} names for {own} {what}: give one for each")
 
+    def __repr__(self) -> str:
+        """In a line, and without a row of anyone's data."""
+        kind = "real targets" if self.classes is None else f"{self.classes} classes"
+        unseen = f" and {self.unseen} unseen" if self.unseen else ""
+        splits = ", ".join(f"{len(self.split(name).indices):,} {name}" for name in SPLITS)
+        shape = " x ".join(map(str, self.x.shape[1:])) or "1"
+        return (f"Federation({self.heading}: {times(self.population, 'client')}{unseen}, samples of {shape} "
+                f"({str(self.x.dtype).removeprefix('torch.')}), {kind}; rows: {splits})")
+
     @property
     def population(self) -> int:
         """How many clients take part: clients 0..population-1."""
@@ -104,16 +116,35 @@ class Federation:
         sizes = self.train.sizes[: self.population]
         return np.asarray(sizes / sizes.sum())
 
+    def number_of(self, client: int | str) -> int:
+        """The number of a client that is given by its number or its name."""
+        if isinstance(client, str):
+            if client not in self.names:
+                raise unknown("client", client, self.names)
+            return self.names.index(client)
+        if not isinstance(client, int | np.integer) or isinstance(client, bool):
+            raise UsageError(f"a client is its number or its name, not {client!r}")
+        if not 0 <= client < self.everyone:
+            raise UsageError(f"client {client} does not exist: there are clients 0 to {self.everyone - 1}")
+        return int(client)
+
     def split(self, name: SplitName) -> Table:
         table: Table = getattr(self, name)
         return table
 
     def to(self, dtype: torch.dtype) -> Federation:
         """The same federation with real numbers in `dtype` (bytes, tokens and labels stay)."""
-        x, y = (t.to(dtype) if t.is_floating_point() else t for t in (self.x, self.y))
+        x = cast_real(self.x, dtype, lambda row: self._place("x", row))
+        y = cast_real(self.y, dtype, lambda row: self._place("y", row))
         if x is self.x and y is self.y:
             return self
         return dataclasses.replace(self, x=x, y=y, source=self.source_fingerprint())
+
+    def _place(self, name: str, row: int) -> str:
+        """Whose row of the pool this is."""
+        owners = (self.names[client] for table in (self.train, self.validation, self.test)
+                  for client in range(len(table)) if row in table[client])
+        return f"{name} of client {next(owners, 'nobody')!r}"
 
     def fingerprint(self) -> str:
         """A hash of the clients, their samples and their splits."""
@@ -150,6 +181,7 @@ class Federation:
         client: Any = None,
         *,
         group: Any = None,
+        split: Any = None,
         partition: str | Path | None = None,
         test: float = 0.25,
         validation: float = 0.2,
@@ -170,7 +202,8 @@ class Federation:
         Ids are numbers or text; clients are numbered in sorted order, and named by their ids unless `names`
         are given. Samples with id -1 belong to no client. Each client's rows are split into test, then
         validation (a share of the rest), then training, stratified by class; rows of one `group` stay in one
-        split. Clients without enough rows for training and test are left out (see `notes`). `unseen` clients,
+        split. Where `split` says "train", "validation" or "test" for each sample, that is what it is. Clients
+        without enough rows for training and test are left out (see `notes`). `unseen` clients,
         chosen by the seed, come last and never train. Integers in `y` are classes; unless `classes` is given,
         labels with gaps are renumbered. `partition` is a file that `save_partition` wrote, in place of
         `client`. `scale` and `impute` are described in `descant.core.preprocess`.
@@ -193,25 +226,60 @@ class Federation:
                                 std=None if std is None else tuple(std), impute=impute,
                                 fill=None if fill is None else tuple(fill))
         if partition is not None:
-            if client is not None or names is not None or group is not None or unseen:
+            if client is not None or names is not None or group is not None or split is not None or unseen:
                 raise UsageError("the partition says which client, name and split each row has, and who is "
-                                 "unseen: leave out client, names, group and unseen")
-            division = Division.read(partition, fingerprint_of(xt, yt))
+                                 "unseen: leave out client, names, group, split and unseen")
+            division = Division.read(partition, fingerprint_of(xt, yt), len(xt))
         else:
             if client is None:
                 raise UsageError("client is missing: give the id of each sample's client, or a saved "
                                  "partition")
-            ids, groups = _as_ids(client, "client"), None if group is None else _as_ids(group, "group")
+            ids = _as_ids(client, "client")
             if not len(xt) == len(yt) == len(ids):
                 raise UsageError(f"x has {len(xt)} rows, y {len(yt)} and client {len(ids)}: "
                                  "they must describe the same samples")
-            if groups is not None and len(groups) != len(ids):
-                raise UsageError(f"group has {len(groups)} rows, but x has {len(ids)}: give each sample one")
-            division = Division.of(
+            groups = None if group is None else _as_ids(group, "group", len(ids))
+            division = Division.given(
+                ids, _as_ids(split, "split", len(ids)), group=groups, seed=seed, unseen=unseen, names=names
+            ) if split is not None else Division.of(
                 ids, labels=yt.numpy() if classes is not None and yt.dim() == 1 else None, group=groups,
                 test=test, validation=validation, seed=seed, unseen=unseen, names=names)
         made = cls.divided(xt, yt, division, classes, preprocess, None, class_names, column_names)
         return dataclasses.replace(made, notes=about_labels(labels) + made.notes)
+
+    @classmethod
+    def from_frame(cls, frame: Any, *, target: Any, client: Any, group: Any = None, split: Any = None,
+                   columns: Sequence[Any] | None = None, **options: Any) -> Federation:
+        """A federation from a table with a column for the client of each row.
+
+        `frame` is a pandas DataFrame, a Hugging Face dataset, a mapping of columns, or anything with a length
+        whose items are mappings or tuples, such as a torch Dataset (columns are then positions). `target` is
+        the column to predict: text and truth values are classes, whole numbers class numbers, real numbers
+        real targets. `group` and `split` are columns too, as in `from_arrays`. The features are the other
+        columns, or `columns`: numbers, true and false, text (one-hot), or one column of arrays. Options as in
+        `from_arrays`, such as `scale="client"`.
+        """
+        from descant.core import frames
+
+        found = frames.columns_of(frame)
+        special = {"target": target, "client": client, "group": group, "split": split}
+        used = {what: name for what, name in special.items() if name is not None}
+        for name in (*used.values(), *(columns or ())):
+            if name not in found:
+                raise unknown("column", name, map(str, found))
+        features = [name for name in found if name not in used.values()] if columns is None else list(columns)
+        if wrong := [name for name in features if name in used.values()]:
+            raise UsageError(f"the column {wrong[0]!r} cannot be a feature: it says the "
+                             f"{next(what for what, name in used.items() if name == wrong[0])}")
+        if not features:
+            raise UsageError("no column is left for the features")
+        x, names = frames.joined({name: frames.feature(name, found[name]) for name in features})
+        y, classes = frames.target(target, found[target])
+        own: dict[str, Any] = {what: frames.ids(name, found[name]) for what, name in used.items()
+                               if what != "target"}
+        known = {} if classes is None else {"classes": len(classes), "class_names": classes}
+        own |= {"column_names": names} | known | options
+        return cls.from_arrays(x, y, **own)
 
     @classmethod
     def divided(
@@ -279,17 +347,23 @@ def _update(digest: Any, *tensors: Tensor) -> None:
 
 def _as_tensor(values: Any, name: str) -> Tensor:
     try:
-        tensor = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
+        with warnings.catch_warnings():  # nobody writes into samples: frames and maps of files will do
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            tensor = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name} must be an array of numbers: {error}") from None
     if not tensor.dim():
         raise UsageError(f"{name} must be an array with one row per sample, not {values!r}")
+    if tensor.is_complex():
+        raise UsageError(f"{name} must hold real numbers, and these are complex")
     return tensor
 
 
-def _as_ids(values: Any, name: str) -> np.ndarray:
+def _as_ids(values: Any, name: str, rows: int | None = None) -> np.ndarray:
     """One id for each row: numbers or text."""
     ids = np.asarray(values)
+    if rows is not None and len(ids) != rows:
+        raise UsageError(f"{name} has {len(ids)} rows, but x has {rows}: give each sample one")
     missing = ids.dtype.kind == "f" and bool(np.isnan(ids).any())
     if ids.ndim != 1 or ids.dtype.kind not in "biufUS" or missing:
         raise UsageError(f"{name} must hold one id (a number or a text) for each sample, and none missing")
@@ -303,6 +377,17 @@ def _is_pair(dataset: Any) -> bool:
 def _as_pair(dataset: Any) -> tuple[Tensor, Tensor]:
     if _is_pair(dataset):
         return _as_tensor(dataset[0], "x"), _as_tensor(dataset[1], "y")
-    xs, ys = zip(*(dataset[k] for k in range(len(dataset))), strict=True)
-    return (torch.stack([torch.as_tensor(x) for x in xs]),
-            torch.stack([torch.as_tensor(y) for y in ys]))
+    rows = [dataset[k] for k in range(len(dataset))]
+    for row in rows:
+        if isinstance(row, Mapping):
+            raise UsageError(f"the rows of the dataset are tables with {', '.join(map(str, row))}: say which "
+                             "of them is the target, with Federation.from_frame(dataset, target=..., "
+                             "client=...), or give pairs (x, y)")
+        if not isinstance(row, tuple | list) or len(row) != 2:
+            raise UsageError(f"a row of the dataset is a {type(row).__name__}: each must be a pair (x, y)")
+    try:
+        return (torch.stack([torch.as_tensor(x) for x, _ in rows]),
+                torch.stack([torch.as_tensor(y) for _, y in rows]))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"the rows of the dataset cannot be put together: {first_line(error)}; each must be "
+                         "a pair (x, y) of numbers, and all of the same shape") from None

@@ -23,6 +23,7 @@ from descant.core.ranges import Range
 from descant.errors import UsageError, unknown
 
 T = TypeVar("T")
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def hyper(
@@ -82,16 +83,19 @@ def describe(cls: type) -> list[FieldInfo]:
 def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """The object of dataclass `cls` that a TOML table describes; `where` names it in errors."""
     hints = _hints(cls)
-    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in table:
         if key not in known:
             raise unknown(f"{where} field", key, known)
-    defaults = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    values = {key: coerce(_completed(value, defaults[key]), hints[key], f"{where}.{key}")
+    missing = dataclasses.MISSING
+    for name, field in known.items():
+        if name not in table and field.default is missing and field.default_factory is missing:
+            raise UsageError(f"{where}.{name} is missing: it has no default")
+    values = {key: coerce(_completed(value, known[key].default), hints[key], f"{where}.{key}")
               for key, value in table.items()}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name in values:  # told by the name it has in the file
-            _check_bounds(values[field.name], field.metadata.get("bounds", {}), f"{where}.{field.name}")
+    for name, field in known.items():
+        if name in values:  # told by the name it has in the file
+            _check_bounds(values[name], field.metadata.get("bounds", {}), f"{where}.{name}")
     return cls(**values)
 
 
@@ -106,13 +110,18 @@ def _completed(value: Any, default: Any) -> Any:
 def dump(value: Any) -> Any:
     """The plain TOML value of an object: a table for a dataclass, without its absent fields."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kind: Any = type(value)
-        name = {"name": kind.name} if _is_named(kind) else {}
-        items = ((f.name, dump(getattr(value, f.name))) for f in dataclasses.fields(value))
-        return name | {key: item for key, item in items if item is not None}
+        own: Callable[[], dict[str, Any]] | None = getattr(value, "as_table", None)
+        return as_table(value) if own is None else own()
     if isinstance(value, list | tuple):
         return [dump(item) for item in value]
     return value
+
+
+def as_table(value: Any) -> dict[str, Any]:
+    """The table of a dataclass. One whose table is another has a function of this name."""
+    name = {"name": type(value).name} if _is_named(type(value)) else {}
+    items = ((f.name, dump(getattr(value, f.name))) for f in dataclasses.fields(value))
+    return name | {key: item for key, item in items if item is not None}
 
 
 def foreign(cls: type, table: Mapping[str, Any]) -> str | None:
@@ -153,9 +162,11 @@ def table_of(tables: dict[str, Any], name: str) -> dict[str, Any]:
 def written(text: str) -> Any:
     """A value on a command line: as in TOML, and what is not TOML is text."""
     try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except (ValueError, RecursionError):
         return text.strip()
+    require_int64(value, f"{text.strip():.40}")
+    return value
 
 
 def value_of(part: Any, name: str) -> Any:
@@ -222,39 +233,56 @@ def _fit(value: Any, option: Any, path: str) -> tuple[bool, Any]:
     if option in (float, int):  # numpy's numbers are numbers too; True is none
         kind: Any = numbers.Real if option is float else numbers.Integral
         is_number = isinstance(value, kind) and not isinstance(value, bool)
-        return is_number, option(value) if is_number else value
+        return is_number, _number(value, option, path) if is_number else value
     return isinstance(option, type) and isinstance(value, option), value
 
 
+def _number(value: Any, option: Any, path: str) -> Any:
+    """A number as a type; one that no machine's number holds is an error."""
+    try:
+        number = option(value)
+    except OverflowError:
+        raise UsageError(f"{path} is too large for a number") from None
+    if option is int:
+        require_int64(number, path)
+    return number
+
+
+def require_int64(value: Any, path: str) -> None:
+    """Refuse whole numbers beyond 64 bits, alone or in tables and lists, as TOML does not have them."""
+    if isinstance(value, int):
+        if not -2**63 <= value < 2**63:
+            raise UsageError(f"{path} is a whole number beyond 64 bits: from -2^63 to 2^63 - 1 are allowed")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            require_int64(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for k, item in enumerate(value):
+            require_int64(item, f"{path}[{k}]")
+
+
 def type_name(hint: Any) -> str:
-    """How a type is written for people: `int or "full"`."""
+    """How a type is written for people: `an integer or "full"`."""
     words = []
     for option in _options(hint):
         if get_origin(option) is Literal:
             words += [f'"{a}"' if isinstance(a, str) else str(a) for a in get_args(option)]
         elif get_origin(option) is tuple:
-            words.append(f"list of {type_name(get_args(option)[0])}")
+            one = type_name(get_args(option)[0])
+            words.append("a list of names" if one == "text" else
+                         f"a list of {one.removeprefix('an ').removeprefix('a ')}s")
         elif option is type(None):
             words.append("absent")
         elif dataclasses.is_dataclass(option):
             words.append(f"{{ {_title(option)} }}")
         else:
-            words.append({float: "number", int: "integer", str: "text", bool: "true or false"}.get(
+            words.append({float: "a number", int: "an integer", str: "text", bool: "true or false"}.get(
                 option, getattr(option, "__name__", str(option))))
     return " or ".join(words)
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _hints(cls: Any) -> dict[str, Any]:
-    return _cached_hints(cls)
-
-
-@functools.cache
-def _cached_hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
 
 
 def _is_named(cls: Any) -> bool:

@@ -9,16 +9,16 @@ import io
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from descant.errors import DescantError
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file in one step; durable when it returns."""
-    with replacing(path) as file:
+def write_atomic(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Replace a file in one step; durable when it returns. A private one is for this user alone."""
+    with replacing(path, private=private) as file:
         file.write(data)
 
 
@@ -30,11 +30,13 @@ def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` in one step when the block ends well."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
+        if private:
+            temporary.unlink(missing_ok=True)  # that of a process that was killed may be open to others
+        with open(temporary, "wb", opener=_for_owner if private else None) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -44,6 +46,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def private_directory(directory: Path, own: Callable[[str], object] = lambda name: False) -> None:
+    """Make a directory for this user alone. One that exists and has nothing but files of ours (`own`, by
+    name) is closed to others too. Any other keeps its mode: it could be anything."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_mode & 0o077 and all(map(own, os.listdir(directory))):  # noqa: PTH208
+        directory.chmod(0o700)
 
 
 def sync_directory(directory: Path) -> None:

@@ -30,11 +30,17 @@ class Meter:
         self.clients = clients
         self.active = active
 
-    def count(self, loss: Tensor) -> None:
-        """One gradient on one batch, at this loss."""
-        self.grad_steps += self.clients
+    def count(self, loss: Tensor, steps: int = 1) -> None:
+        """So many gradients, at losses that sum to this."""
+        self.grad_steps += steps * self.clients
         self._losses.append(loss if self.active is None else loss.where(self.active, 0.0))
-        self._calls = self._calls + (1.0 if self.active is None else self.active.to(loss.dtype))
+        self._calls = self._calls + steps * (1.0 if self.active is None else self.active.to(loss.dtype))
+
+    def count_scan(self, loss: Tensor, steps: Tensor, of_chunk: int) -> None:
+        """A gradient for each step of ONE client, at losses that sum to this; in all clients, so many."""
+        self.grad_steps += of_chunk
+        self._losses.append(loss)
+        self._calls = self._calls + steps
 
     @contextmanager
     def gathers(self) -> Iterator[None]:

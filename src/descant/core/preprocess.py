@@ -114,6 +114,9 @@ class Preprocess(Checked):
                     found[name][client] = values
         if self.scale == "constants":
             table.sub_(_as_column(given["mean"], x)).div_(_as_column(given["std"], x))
+        if bool((large := table.isinf()).any()):
+            row, column, _ = torch.nonzero(large)[0].tolist()
+            raise UsageError(f"x[{row}, {column}] is too large to be scaled: correct it, or scale it by less")
         return x, Treatment(x.dtype, **found)
 
     def _of_client(self, block: Tensor, training: int, zero: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

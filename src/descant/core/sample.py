@@ -15,6 +15,10 @@ from descant.errors import UsageError
 REAL = "real"  # any floating-point type
 
 
+# What another machine may claim: tensors of these sizes are made before any row is seen.
+MOST = {"numbers in a sample": 2**24, "numbers in a target": 2**20, "classes": 2**16, "tokens": 2**20}
+
+
 class SampleFormat(NamedTuple):
     """Shape and type of a sample and of its target."""
 
@@ -76,7 +80,13 @@ class SampleFormat(NamedTuple):
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise UsageError(f"{table!r:.200} does not describe samples") from None
-        return cls(tuple(shape), dtype, tuple(target_shape), target_dtype, classes, tokens)
+        found = cls(tuple(shape), dtype, tuple(target_shape), target_dtype, classes, tokens)
+        for what, count in (("numbers in a sample", _count(found.shape)), ("classes", classes or 0),
+                            ("numbers in a target", _count(found.target_shape)), ("tokens", tokens or 0)):
+            if count > MOST[what]:
+                raise UsageError(f"{count} {what} are more than descant takes from another machine "
+                                 f"({MOST[what]})")
+        return found
 
     def dump(self) -> dict[str, Any]:
         return self._asdict()
@@ -95,6 +105,10 @@ class SampleFormat(NamedTuple):
         tokens = [each.tokens for each in formats if each.tokens is not None]
         return formats[0]._replace(classes=classes or max(known, default=None),
                                    tokens=max(tokens, default=None))
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return math.prod(shape) if len(shape) <= 16 else MOST["numbers in a sample"] + 1
 
 
 def is_dtype(name: object) -> bool:

@@ -13,6 +13,7 @@ adds up rounded areas.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,32 +31,34 @@ _BLOCK = 2**16  # rows whose logits are copied at once
 
 
 def tally_losses(losses: Tensor, weight: Tensor | None) -> Tensor:
-    """[rows, sum of the losses]"""
+    """[clients, 2]: how many rows, and the sum of their losses [clients, n]."""
     counted = torch.full_like(losses, 1, dtype=torch.float64) if weight is None else weight.double()
-    return torch.stack([counted.sum(), _sum(losses, weight)])
+    return torch.stack([counted.sum(1), _sum(losses, weight)], 1)
 
 
 def tally_classification(outputs: Tensor, y: Tensor, weight: Tensor | None, classes: int) -> Tensor:
-    """[rows right (of sequences: the share of positions), then for each class how many there are, and how
-    many of them are right]"""
-    is_binary = outputs.dim() == 1 or (outputs.shape[1] == 1 and classes == 2)
-    predicted = (outputs.reshape(y.shape) > 0).to(y.dtype) if is_binary else outputs.argmax(1)
+    """[clients, 1 + 2 classes]: rows that are right (of sequences: the share of positions), then for each
+    class how many there are, and how many of them are right. Outputs are [clients, n, ...]."""
+    is_binary = outputs.dim() == 2 or (outputs.shape[2] == 1 and classes == 2)
+    predicted = (outputs.reshape(y.shape) > 0).to(y.dtype) if is_binary else outputs.argmax(2)
     right = (predicted == y).double()
-    of_class = F.one_hot(y, classes).double().reshape(-1, classes)
-    if weight is not None:
-        counts = weight if y.dim() == 1 else weight[:, None].expand_as(y).reshape(-1)
-        of_class = of_class * counts[:, None]
-    rows_right = _sum(right if y.dim() == 1 else right.flatten(1).mean(1), weight)
-    return torch.cat([rows_right[None], of_class.sum(0), (of_class * right.reshape(-1, 1)).sum(0)])
+    counts = torch.ones_like(right) if weight is None else weight.double().view(
+        *weight.shape, *[1] * (y.dim() - 2)).expand_as(right)
+    rows_right = _sum(right if y.dim() == 2 else right.flatten(2).mean(2), weight)
+    both = torch.cat([counts.flatten(1), (counts * right).flatten(1)], 1)
+    at = y.flatten(1)
+    of_class = both.new_zeros(len(y), 2 * classes).scatter_add(1, torch.cat([at, at + classes], 1), both)
+    return torch.cat([rows_right[:, None], of_class], 1)
 
 
 def tally_regression(values: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-    """[sum of the squared errors, then for each column of y its sum and its sum of squares]"""
-    y = y.double().flatten(1) if y.dim() > 1 else y.double()[:, None]
-    errors = (values.double().reshape(y.shape) - y).square().mean(1)
-    columns = torch.cat([y, y.square()], 1)
-    counted = columns if weight is None else columns.where(weight[:, None], 0.0)
-    return torch.cat([_sum(errors, weight)[None], counted.sum(0)])
+    """[clients, 1 + 2 columns]: the sum of the squared errors, then for each column of y [clients, n, ...]
+    its sum and its sum of squares."""
+    y = y.double().reshape(*y.shape[:2], -1)
+    errors = (values.double().reshape(y.shape) - y).square().mean(2)
+    columns = torch.cat([y, y.square()], 2)
+    counted = columns if weight is None else columns.where(weight[:, :, None], 0.0)
+    return torch.cat([_sum(errors, weight)[:, None], counted.sum(1)], 1)
 
 
 def loss_figure(tally: Tensor) -> Tensor:
@@ -68,6 +71,24 @@ def classification_figures(rows: Tensor, tally: Tensor) -> list[Tensor]:
     there, right = tally[1:].chunk(2)
     recall = right / there.clamp(min=1)
     return [tally[0] / rows, recall.sum() / (there > 0).sum()]
+
+
+def classification_flaw(rows: int, tally: Tensor) -> str | None:
+    """Why this is not what `tally_classification` gives for so many rows."""
+    there, right = tally[1:].chunk(2)
+    if not 0 <= tally[0] <= rows:
+        return f"it claims {tally[0]:g} right of {rows} rows"
+    is_sound = bool(((right >= 0) & (right <= there)).all()) and math.isfinite(there.sum())
+    return None if is_sound else "its counts by class contradict each other"
+
+
+def regression_flaw(rows: int, tally: Tensor) -> str | None:
+    """Why this is not what `tally_regression` gives for so many rows."""
+    sums, squares = tally[1:].chunk(2)
+    if tally[0] < 0:
+        return f"its squared errors add up to {tally[0]:g}"
+    is_sound = bool((rows * squares >= (1 - 1e-6) * sums.square()).all())  # no variance is negative
+    return None if is_sound else "the sums of its targets contradict each other"
 
 
 def regression_figures(rows: Tensor, tally: Tensor) -> list[Tensor]:
@@ -120,9 +141,9 @@ def _area(scores: Tensor, positive: Tensor, weight: Tensor) -> Tensor:
 
 
 def _sum(values: Tensor, weight: Tensor | None) -> Tensor:
-    """The sum over the rows that count; the others may hold anything."""
+    """The sums over the rows [clients, n] that count; the others may hold anything."""
     values = values.double()
-    return values.sum() if weight is None else values.where(weight, 0.0).sum()
+    return (values if weight is None else values.where(weight, 0.0)).sum(1)
 
 
 # -- of a finished run: all outputs of a client at once ----------------------------------------------------

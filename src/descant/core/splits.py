@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from descant.core import npz
 from descant.core.files import replacing
 from descant.core.random import stream
 from descant.errors import UsageError
@@ -109,20 +109,58 @@ class Division(NamedTuple):
         return cls(train, held_out, tested, tuple(every[k] for k in order), unseen, notes)
 
     @classmethod
-    def read(cls, path: str | Path, fingerprint: str) -> Division:
+    def given(cls, client: np.ndarray, split: np.ndarray, *, group: np.ndarray | None, seed: int, unseen: int,
+              names: Sequence[str] | None) -> Division:
+        """The division whose `split` says where each row belongs. A client without a training row is left
+        out, with a note; a group of rows on two sides is refused."""
+        for row, word in enumerate(split.tolist()):
+            if word not in SPLITS:
+                raise UsageError(f"split must be one of {', '.join(SPLITS)}, not {word!r} (row {row})")
+        owners, rows, sizes = _rows_by_id(client)
+        if not len(owners):
+            raise UsageError("the federation has zero clients: give it at least one")
+        every = tuple(str(i) for i in owners) if names is None else tuple(names)
+        if len(every) != len(owners):
+            raise UsageError(f"names has {len(every)} entries for {len(owners)} clients: give each client "
+                             "one")
+        owner, part = np.repeat(np.arange(len(owners)), sizes), split[rows]
+        if group is not None:
+            sides: dict[tuple[int, str], str] = {}
+            for k, mark, side in zip(owner.tolist(), group[rows].tolist(), part.tolist(), strict=True):
+                if sides.setdefault((k, mark), side) != side:
+                    raise UsageError(f"the group {mark!r} of client {every[k]!r} has rows in "
+                                     f"{sides[k, mark]} and in {side}: a group must be in one split")
+        tables = [Table.packed(rows[part == name], np.bincount(owner[part == name], minlength=len(owners)))
+                  for name in SPLITS]
+        kept = np.flatnonzero(tables[0].sizes)
+        if not len(kept):
+            raise UsageError("no client has a row whose split is train")
+        without = [f"client {every[k]!r} dropped: no row whose split is train"
+                   for k in np.flatnonzero(tables[0].sizes == 0)]
+        notes = without[:_MOST_NOTES] + (
+            [f"{len(without) - _MOST_NOTES} more dropped"] if len(without) > _MOST_NOTES else [])
+        order = _unseen_last(kept, unseen, seed)
+        train, validation, test = (table.pick(order) for table in tables)
+        return cls(train, validation, test, tuple(every[k] for k in order), unseen, tuple(notes))
+
+    @classmethod
+    def read(cls, path: str | Path, fingerprint: str, rows: int) -> Division:
         """The division that `Federation.save_partition` wrote, if it is one of these data."""
         try:
-            with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                tables = [Table(file[f"{name}_indices"], file[f"{name}_offsets"]) for name in SPLITS]
-                names = tuple(str(name) for name in file["names"])
-                unseen, known = int(file["unseen"]), str(file["fingerprint"])
+            with npz.opened(Path(path)) as file:
+                tables = [Table(file.array(f"{name}_indices"), file.array(f"{name}_offsets"))
+                          for name in SPLITS]
+                names = tuple(str(name) for name in file.array("names"))
+                unseen, known = int(file.array("unseen")), str(file.array("fingerprint"))
+            _check_tables(tables, len(names), rows if known == fingerprint else None)
         except OSError as error:
             raise UsageError(f"cannot read the partition {path}: {error.strerror or error}") from None
-        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, TypeError) as error:
             raise UsageError(f"{path} is not a partition that descant saved: {error}") from None
         if known != fingerprint:
             raise UsageError(f"the partition {path} was saved for other data (fingerprint {known}, and these "
                              f"have {fingerprint}): use the data, and their fields, that it was made with")
+        check_unseen(unseen, len(names))
         return cls(tables[0], tables[1], tables[2], names, unseen)
 
     def write(self, path: str | Path, fingerprint: str) -> None:
@@ -238,6 +276,21 @@ def _rows_by_id(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     kept = np.flatnonzero(belongs)
     owners, owner = np.unique(ids[kept], return_inverse=True)
     return owners, kept[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=len(owners))
+
+
+def _check_tables(tables: Sequence[Table], clients: int, rows: int | None) -> None:
+    """ValueError if tables do not divide so many rows (None: it is not known how many) among the clients."""
+    for table in tables:
+        indices, offsets = table.indices, table.offsets
+        if indices.dtype != np.int64 or offsets.dtype != np.int64 or indices.ndim != 1 or \
+                offsets.shape != (clients + 1,):
+            raise ValueError("its tables have other types or lengths")
+        if offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
+            raise ValueError("its tables do not say which rows are whose")
+    every = np.unique(np.concatenate([table.indices for table in tables]))
+    if rows is not None and (((every < 0) | (every >= rows)).any()
+                             or len(every) < sum(len(table.indices) for table in tables)):
+        raise ValueError("it has a row that is not there, or that is given twice")
 
 
 def _dropped(names: Sequence[str], units: np.ndarray, clients: np.ndarray, unit: str) -> tuple[str, ...]:

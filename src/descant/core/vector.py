@@ -35,6 +35,11 @@ class Slice(NamedTuple):
     stop: int
     layer: tuple[str, ...]  # class names of the owning module, most specific first
 
+    @property
+    def owner(self) -> str:
+        """The name of the layer it belongs to."""
+        return self.name.rpartition(".")[0]
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -102,21 +107,15 @@ class Layout:
         """The parameters and statistics of a model under their names in the module."""
         return _views(self.parameters, model.theta) | _views(self.statistics, model.stats)
 
-    def mask(self, *select: str | type[nn.Module]) -> Tensor:
-        """Which coordinates of `theta` belong to the selected parts: bool [d].
+    @property
+    def last_layer(self) -> str:
+        """The name of the last layer with parameters: the head, unless somebody says otherwise."""
+        return self.parameters[-1].owner
 
-        A part is a name or the beginning of dotted names ("head", "body.0"), or a class of layers
-        (`nn.BatchNorm2d`).
-        """
-        mask = torch.zeros(self.dim, dtype=torch.bool)
-        for part in select:
-            hits = [s for s in self.parameters if _selects(part, s)]
-            if not hits:
-                known = ", ".join(s.name for s in self.parameters)
-                raise UsageError(f"no parameter of the model matches {part!r}: there are {known}")
-            for s in hits:
-                mask[s.start : s.stop] = True
-        return mask
+    def head(self) -> Tensor:
+        """Which coordinates of `theta` belong to the last layer with parameters: bool [d]. They come last."""
+        start = next(s.start for s in self.parameters if s.owner == self.last_layer)
+        return torch.arange(self.dim) >= start
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -144,9 +143,3 @@ def _views(slices: tuple[Slice, ...], vector: Tensor) -> dict[str, Tensor]:
     # one split, not many slices: its backward pass is a single concatenation
     parts = vector.split([math.prod(s.shape) for s in slices], -1) if slices else ()
     return {s.name: part.view((*part.shape[:-1], *s.shape)) for s, part in zip(slices, parts, strict=True)}
-
-
-def _selects(part: str | type[nn.Module], s: Slice) -> bool:
-    if isinstance(part, str):
-        return s.name == part or s.name.startswith(f"{part}.")
-    return part.__name__ in s.layer

@@ -5,6 +5,7 @@ May import core only.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from descant.core.federation import Federation
 from descant.data.datasets import DATASETS
 from descant.data.folder import OwnArrays
 from descant.data.partitions import PARTITIONS
-from descant.data.samples import Samples
+from descant.data.samples import Dataset, Samples
 from descant.data.schema import Schema
 from descant.data.spec import DataSpec
+from descant.errors import UsageError
 
 __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "Samples", "Schema", "federation"]
 
@@ -25,5 +27,10 @@ def federation(dataset: str | Path | tuple[Any, Any] = "digits", **fields: Any) 
     `dataset` is a name, the path of a folder with one file per client (CSV and Parquet need a `schema`),
     or a pair (x, y) of arrays, which the partition splits among the clients.
     """
+    if not isinstance(dataset, str | os.PathLike | tuple | Dataset):
+        raise UsageError(f"the dataset must be a name, a folder or a pair (x, y), not a "
+                         f"{type(dataset).__name__}: tables are read by Federation.from_frame(table, "
+                         "target=..., client=...), arrays with the client of each row by "
+                         "Federation.from_arrays(x, y, client)")
     chosen = OwnArrays.of(*dataset) if isinstance(dataset, tuple) and len(dataset) == 2 else dataset
     return DataSpec.parse({"dataset": chosen, **fields}).federation()

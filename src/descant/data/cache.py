@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from descant.core import npz
 from descant.core.files import locked, replacing
 from descant.data.download import DownloadError, Remote, fetch, mismatch
 from descant.errors import DescantError
@@ -58,6 +59,13 @@ class Absent(DescantError):
     """An official file is not in its folder."""
 
 
+def official(folder: Path, name: str) -> Path:
+    """The path of an official file, which must be there."""
+    if not (folder / name).exists():
+        raise Absent(f"{name} is not in {folder}")
+    return folder / name
+
+
 def data_dir() -> Path:
     """The data directory: $DESCANT_DATA, or ~/.cache/descant."""
     return Path(os.environ.get(ENVIRONMENT) or "~/.cache/descant").expanduser()
@@ -86,13 +94,13 @@ class Prepared:
         self._layout = layout
         self._headers = {}
         for name in layout:
-            with _member(self.path, name) as file:
-                self._headers[name] = _header(file)
+            with self._opened(name) as archive:
+                self._headers[name] = archive.header(name)
         self._lengths = _check_shapes(self._headers, layout, self._name)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        with _member(self.path, name) as file:
-            array = np.ascontiguousarray(np.lib.format.read_array(file, allow_pickle=False))
+        with self._opened(name) as archive:
+            array = np.ascontiguousarray(archive.array(name))
         _check_range(array, self._layout[name].below, self._lengths, self._name(name))
         return array
 
@@ -106,8 +114,7 @@ class Prepared:
             yield self[name]
             return
         width = int(np.prod(shape)) * dtype.itemsize
-        with _member(self.path, name) as file:
-            _header(file)
+        with self._opened(name) as archive, archive.opened(name) as (file, _):
             for start in range(0, rows, ROWS):
                 count = min(ROWS, rows - start)
                 yield np.frombuffer(file.read(count * width), dtype).reshape(count, *shape)
@@ -115,18 +122,17 @@ class Prepared:
     def _name(self, name: str) -> str:
         return f"array {name!r} of {self.path}"
 
-
-@contextmanager
-def _member(path: Path, name: str) -> Iterator[IO[bytes]]:
-    """One array of an npz file, open for reading; errors name the file and say what to do."""
-    remedy = "remove it, and it is prepared again from the official files"
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
-            yield file
-    except KeyError:
-        raise DescantError(f"{path} has no array {name!r}: {remedy}") from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DescantError(f"{path} cannot be read (array {name!r}: {error}): {remedy}") from None
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[npz.Archive]:
+        """The file, which has this array; errors name both and say what to do."""
+        remedy = "remove it, and it is prepared again from the official files"
+        try:
+            with npz.opened(self.path) as archive:
+                if name not in archive.names:
+                    raise DescantError(f"{self.path} has no array {name!r}: {remedy}")
+                yield archive
+        except (ValueError, OSError) as error:
+            raise DescantError(f"{self.path} cannot be read (array {name!r}: {error}): {remedy}") from None
 
 
 @contextmanager
@@ -139,24 +145,6 @@ def unpacking(path: Path) -> Iterator[None]:
                            "again") from None
 
 
-class _Header(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    by_column: bool = False
-
-
-def _header(file: IO[bytes]) -> _Header:
-    """The header of an npy file; leaves the file at its first number."""
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version not in read:
-        raise ValueError(f"npy format {version} is unknown")
-    shape, by_column, dtype = read[version](file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never loaded")
-    return _Header(shape, dtype, by_column)
-
-
 def _convert(source: Source, path: Path) -> None:
     """Write the prepared file atomically."""
     arrays, origin = _official(source, path.parent / (source.folder or source.name))
@@ -164,9 +152,7 @@ def _convert(source: Source, path: Path) -> None:
     def place(name: str) -> str:
         return f"array {name!r} made from the official files in {origin}"
 
-    for name in source.layout:
-        assert name in arrays, f"the parser of {source.name} makes no {name!r}"
-    headers = {name: _Header(arrays[name].shape, arrays[name].dtype) for name in source.layout}
+    headers = {name: npz.Header(arrays[name].shape, arrays[name].dtype) for name in source.layout}
     lengths = _check_shapes(headers, source.layout, place)
     for name, expected in source.layout.items():
         _check_range(arrays[name], expected.below, lengths, place(name))
@@ -193,17 +179,13 @@ def _official(source: Source, folder: Path) -> tuple[Arrays, Path]:
         raise DescantError(_how_to_obtain(source, folder, str(absent)))
     try:
         for remote in source.remotes:
-            if not _has(folder, remote):
+            names = (remote.name, remote.name.removesuffix(".gz"))  # it may be there unpacked
+            if not any((folder / name).exists() for name in names):
                 fetch(remote, folder)
     except DownloadError as error:
         raise DescantError(_how_to_obtain(source, folder, f"{absent}, and cannot be downloaded ({error})")
                            ) from None
     return source.parse(folder), folder
-
-
-def _has(folder: Path, remote: Remote) -> bool:
-    """Whether a file is there, compressed or not."""
-    return (folder / remote.name).exists() or (folder / remote.name.removesuffix(".gz")).exists()
 
 
 def _how_to_obtain(source: Source, folder: Path, reason: str) -> str:
@@ -214,7 +196,7 @@ def _how_to_obtain(source: Source, folder: Path, reason: str) -> str:
 
 
 def _check_shapes(
-    headers: Mapping[str, _Header], layout: Mapping[str, Expected], place: Callable[[str], str]
+    headers: Mapping[str, npz.Header], layout: Mapping[str, Expected], place: Callable[[str], str]
 ) -> dict[str, int]:
     """Refuse arrays that do not fit the layout; returns the lengths that it gives by name."""
     lengths: dict[str, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,8 +18,7 @@ from descant.data.leaf import Femnist, Sent140
 from descant.data.office import Office10Googlenet, Office10Surf, Office31
 from descant.data.samples import Dataset, Samples
 from descant.data.shakespeare import Shakespeare
-from descant.data.synthetic import Logistic, Quadratics
-from descant.data.synthetic_papers import FedMAPLinear, FedMAPShell, FedProxLogistic
+from descant.data.synthetic import FedMAPLinear, FedMAPShell, FedProxLogistic, Logistic, Quadratics
 
 __all__ = ["DATASETS", "Dataset", "Digits", "Samples"]
 
@@ -39,6 +39,7 @@ class Digits(Dataset):
         return Samples((pixels / 16).float(), digits.long(), classes=10)
 
 
+@cache  # a comparison asks for them once for each run
 def _digits() -> np.ndarray:
     """scikit-learn's own file: importing the package takes as long as importing torch."""
     package = importlib.util.find_spec("sklearn")

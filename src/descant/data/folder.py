@@ -121,7 +121,7 @@ def read_file(path: Path, schema: Schema | None) -> Arrays:
     if schema is None:
         raise UsageError(f"{path} is a table: describe its columns and the target in a section "
                          "[schema]")
-    return Arrays(*schema.read(path))
+    return schema.read_arrays(path)
 
 
 @dataclass(frozen=True, eq=False)

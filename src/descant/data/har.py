@@ -44,11 +44,10 @@ def overlapping(x: np.ndarray, y: np.ndarray, client: np.ndarray) -> np.ndarray:
     chain of such windows, in whatever order the rows are.
     """
     half = x.shape[2] // 2
-    ends = {(*whose, window[:, half:].tobytes()): row
-            for row, (window, *whose) in enumerate(zip(x, client.tolist(), y.tolist(), strict=True))}
-    before = np.array([ends.get((*whose, window[:, :half].tobytes()), row)
-                       for row, (window, *whose) in enumerate(zip(x, client.tolist(), y.tolist(),
-                                                                  strict=True))])
+    whose = list(zip(client.tolist(), y.tolist(), strict=True))
+    ends = {(whose[row], window[:, half:].tobytes()): row for row, window in enumerate(x)}
+    before = np.array([ends.get((whose[row], window[:, :half].tobytes()), row)
+                       for row, window in enumerate(x)])
     for _ in range(len(x).bit_length()):  # jumps of doubling length lead to the first window of the run
         before = before[before]
     _, first, group = np.unique(before, return_index=True, return_inverse=True)
@@ -137,6 +136,5 @@ class Har(Dataset):
 
     def load(self, clients: int, seed: int) -> Samples:
         arrays = prepared(self.source)
-        samples = owned.samples(arrays, ACTIVITIES)
-        owner = np.array([f"subject {k:02}" for k in range(1, PEOPLE + 1)])  # in order when sorted
-        return dataclasses.replace(samples, owner=owner[arrays["client"]], group=arrays["group"])
+        owner = np.array([f"subject {k:02}" for k in range(1, PEOPLE + 1)])[arrays["client"]]  # sorts well
+        return dataclasses.replace(owned.samples(arrays, ACTIVITIES), owner=owner, group=arrays["group"])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from descant.data import owned
-from descant.data.cache import Absent, Arrays, Source
+from descant.data.cache import Arrays, Source, official
 from descant.data.download import Remote
 from descant.data.owned import Owned
 from descant.data.samples import Samples
@@ -39,9 +39,7 @@ def parse(folder: Path) -> Arrays:
 
 
 def _read(folder: Path, name: str) -> np.ndarray:
-    path = folder / name
-    if not path.exists():
-        raise Absent(f"{name} is not in {folder}")
+    path = official(folder, name)
     with path.open(newline="", encoding="latin-1") as file:
         rows = [_patient(cells, f"{path}, row {number}")
                 for number, cells in enumerate(csv.reader(file), start=1) if cells]

@@ -23,8 +23,7 @@ _BLOCK = 16  # features at a time: a large pool is never in memory as float64
 
 def sizes(federation: Federation) -> np.ndarray:
     """Rows of each client, [clients]."""
-    result: np.ndarray = sum(federation.split(name).sizes for name in SPLITS)  # type: ignore[assignment]
-    return result
+    return np.asarray(sum(federation.split(name).sizes for name in SPLITS))
 
 
 def class_counts(federation: Federation) -> np.ndarray | None:
@@ -41,28 +40,19 @@ def class_counts(federation: Federation) -> np.ndarray | None:
 
 
 def label_distances(counts: np.ndarray) -> np.ndarray:
-    """Total-variation distance of each client's label distribution from the pooled one, [clients].
-
-    0 is alike; 1 would be a client that shares no class with the pool.
-    """
-    result: np.ndarray = 0.5 * np.abs(shares(counts) - shares(counts.sum(0, keepdims=True))).sum(1)
-    return result
+    """Total variation of each client's labels from the pooled ones, [clients]; 1: no class in common."""
+    return np.asarray(0.5 * np.abs(shares(counts) - shares(counts.sum(0, keepdims=True))).sum(1))
 
 
 def effective_classes(counts: np.ndarray) -> np.ndarray:
-    """The exponential of the entropy of each client's labels, [clients].
-
-    A client with k equally frequent classes has k.
-    """
+    """The exponential of the entropy of each client's labels, [clients]: k for k equally frequent ones."""
     share = shares(counts)
-    result: np.ndarray = np.exp(-(share * np.log(np.where(share > 0, share, 1.0))).sum(1))
-    return result
+    return np.asarray(np.exp(-(share * np.log(np.where(share > 0, share, 1.0))).sum(1)))
 
 
 def shares(counts: np.ndarray) -> np.ndarray:
     """Each row of a table as shares of its sum."""
-    result: np.ndarray = counts / counts.sum(1, keepdims=True)
-    return result
+    return np.asarray(counts / counts.sum(1, keepdims=True))
 
 
 def gini(sizes: np.ndarray) -> float:
@@ -153,8 +143,7 @@ def _by_owner(federation: Federation) -> np.ndarray:
     """The rows that have an owner, client by client."""
     tables = [federation.split(name) for name in SPLITS]
     owner = np.concatenate([np.repeat(np.arange(len(table)), table.sizes) for table in tables])
-    rows: np.ndarray = np.concatenate([table.indices for table in tables])[np.argsort(owner, kind="stable")]
-    return rows
+    return np.asarray(np.concatenate([table.indices for table in tables])[np.argsort(owner, kind="stable")])
 
 
 # -- in words ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from descant.data.cache import Absent, Arrays, unpacking
+from descant.data.cache import Absent, Arrays, official, unpacking
 from descant.errors import DescantError
 
 PARTS = ("train", "test")
@@ -32,11 +32,10 @@ def decode_idx(data: bytes, dims: int, where: str) -> np.ndarray:
 
 def _read_idx(folder: Path, name: str, dims: int) -> np.ndarray:
     """An IDX file of that name, plain or with `.gz`."""
-    plain, packed = folder / name, folder / f"{name}.gz"
+    plain = folder / name
     if plain.exists():
         return decode_idx(plain.read_bytes(), dims, str(plain))
-    if not packed.exists():
-        raise Absent(f"{packed.name} is not in {folder}")
+    packed = official(folder, f"{name}.gz")
     with unpacking(packed):
         data = gzip.decompress(packed.read_bytes())
     return decode_idx(data, dims, str(packed))
@@ -55,13 +54,11 @@ def parse_emnist(folder: Path) -> Arrays:
     """EMNIST's official archive, or the IDX files of the balanced set in it."""
     arrays = {}
     for part in PARTS:
-        for kind, dims in (("images", 3), ("labels", 1)):
-            name = f"emnist-balanced-{part}-{kind}-idx{dims}-ubyte"
-            arrays[f"{kind[0]}_{part}"] = _read_emnist(folder, name, dims)
-    return {
-        # the official files store images by column
-        f"x_{part}": np.ascontiguousarray(arrays[f"i_{part}"].transpose(0, 2, 1)) for part in PARTS
-    } | {f"y_{part}": arrays[f"l_{part}"].astype(np.int64) for part in PARTS}
+        images = _read_emnist(folder, f"emnist-balanced-{part}-images-idx3-ubyte", 3)
+        labels = _read_emnist(folder, f"emnist-balanced-{part}-labels-idx1-ubyte", 1)
+        arrays[f"x_{part}"] = np.ascontiguousarray(images.transpose(0, 2, 1))  # stored by column
+        arrays[f"y_{part}"] = labels.astype(np.int64)
+    return arrays
 
 
 def _read_emnist(folder: Path, name: str, dims: int) -> np.ndarray:
@@ -109,13 +106,10 @@ def _parse_cifar(folder: Path, archive: str, inner: str, parts: dict[str, list[s
 def _cifar_files(folder: Path, archive: str, inner: str, wanted: list[str]) -> Iterator[tuple[str, bytes]]:
     if (folder / inner).is_dir():
         for name in wanted:
-            if not (folder / inner / name).exists():
-                raise Absent(f"{name} is not in {folder / inner}")
-            yield name, (folder / inner / name).read_bytes()
+            yield name, official(folder / inner, name).read_bytes()
         return
-    if not (folder / archive).exists():
-        raise Absent(f"{archive} is not in {folder}")
-    with unpacking(folder / archive), tarfile.open(folder / archive, "r:gz") as files:
+    packed = official(folder, archive)
+    with unpacking(packed), tarfile.open(packed, "r:gz") as files:
         for member in files:
             name = Path(member.name).name
             content = files.extractfile(member) if name in wanted else None

@@ -10,7 +10,7 @@ import numpy as np
 
 from descant.core.fields import hyper
 from descant.data import owned
-from descant.data.cache import Absent, Arrays, Source, prepared
+from descant.data.cache import Arrays, Source, official, prepared
 from descant.data.owned import Owned
 from descant.data.samples import Dataset, Samples
 from descant.errors import DescantError
@@ -23,10 +23,7 @@ GOOGLENET = {domain: f"{domain}.mat" for domain in OFFICE31}
 
 def parse_images(folder: Path, pixels: int) -> Arrays:
     """The images DOMAIN/images/CLASS/*.jpg; classes are numbered in alphabetical order."""
-    domains = [folder / domain / "images" for domain in OFFICE31]
-    for domain in domains:
-        if not domain.is_dir():
-            raise Absent(f"{domain.relative_to(folder)} is not in {folder}")
+    domains = [official(folder, f"{domain}/images") for domain in OFFICE31]
     classes = sorted({path.name for domain in domains for path in domain.iterdir() if path.is_dir()})
     x, y = [], []
     for domain in domains:
@@ -51,10 +48,8 @@ def _read_image(path: Path, pixels: int) -> np.ndarray:
 
 def parse_features(folder: Path, files: dict[str, str], width: int) -> Arrays:
     """MATLAB files, one a domain, with features `fts` and `labels` 1 to 10."""
-    for name in files.values():
-        if not (folder / name).exists():
-            raise Absent(f"{name} is not in {folder}")
-    x, y = zip(*(_read_features(folder / name, width) for name in files.values()), strict=True)
+    paths = [official(folder, name) for name in files.values()]  # all of them, before any is read
+    x, y = zip(*(_read_features(path, width) for path in paths), strict=True)
     return owned.arrays(x, y, tuple(files))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from descant.core.fields import Checked
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # nothing that is printed shows a row
 class Samples:
     """All rows of a dataset, before they are partitioned."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,8 +13,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from descant.data.tables import ENDINGS, Arrays, Block, opened, read_npz, read_npz_rows
+from descant.data.tables import ENDINGS, Arrays, Block, opened, read_npz, read_npz_rows, single
 from descant.errors import UsageError, unknown
+
+NAMED = 10  # columns that do not fit and are named; the others are counted
+COMPARED = 1000  # names among which a near one is looked for
 
 Kind: TypeAlias = Literal["number", "ignore"] | tuple[str, ...]  # the last one: the categories
 
@@ -41,6 +45,8 @@ class Schema:
     columns: tuple[Column, ...]
     target: str
     classes: tuple[str, ...] | None = None
+    group: str | None = None  # a column of ids, such as a patient's: rows with the same id stay in one split
+    missing: tuple[str, ...] = ()  # what stands in a cell whose value is missing, besides nothing
 
     @classmethod
     def parse(cls, table: Any, where: str = "schema") -> Schema:
@@ -60,10 +66,15 @@ class Schema:
         [target] = _words([table["target"]], f"{where}.target")
         if target in columns:
             raise UsageError(f"{where}.columns.{target} is also the target: leave it out of the columns")
+        group = _words([table["group"]], f"{where}.group")[0] if "group" in table else None
+        if group is not None and (group in columns or group == target):
+            raise UsageError(f"{where}.group = {group!r} is an id, and neither a feature nor the target: "
+                             "leave it out of the columns, or name another column")
         names = _words(list(columns), f"{where}.columns")
         kinds = [_kind(columns[name], f"{where}.columns.{name}") for name in names]
         schema = cls(tuple(map(Column, names, kinds)), target,
-                     _list(table["classes"], f"{where}.classes", 2) if "classes" in table else None)
+                     _list(table["classes"], f"{where}.classes", 2) if "classes" in table else None,
+                     group, _list(table["missing"], f"{where}.missing", 1) if "missing" in table else ())
         if not schema.features:
             raise UsageError(f"{where}.columns are all ignored: at least one must be a number or a category")
         return schema
@@ -71,8 +82,10 @@ class Schema:
     def dump(self) -> dict[str, Any]:
         """The section that `parse` makes this schema of."""
         columns = {name: list(kind) if isinstance(kind, tuple) else kind for name, kind in self.columns}
-        classes = {} if self.classes is None else {"classes": list(self.classes)}
-        return {"target": self.target, **classes, "columns": columns}
+        given = {"classes": self.classes and list(self.classes), "group": self.group,
+                 "missing": list(self.missing) or None}
+        return {"target": self.target, **{name: value for name, value in given.items() if value is not None},
+                "columns": columns}
 
     def to_json(self) -> str:
         """One line of JSON. The columns are a list there: the order of a JSON object means nothing."""
@@ -80,7 +93,6 @@ class Schema:
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
-        """The schema that `to_json` wrote."""
         try:
             table = json.loads(text)
             table["columns"] = dict(table["columns"])
@@ -100,39 +112,50 @@ class Schema:
     def read(self, path: str | Path) -> tuple[np.ndarray, np.ndarray]:
         """The samples of a CSV, Parquet or NPZ file: x, float32 [rows, features], and y, class numbers
         (int64) or real targets (float32). An empty cell is NaN in x, and refused in y."""
+        return self.read_arrays(path)[:2]
+
+    def read_arrays(self, path: str | Path) -> Arrays:
+        """As `read`, with the groups, if there are any; a row without an id is a group of its own."""
         path = Path(path)
         if path.suffix.lower() == ".npz":
-            arrays = self.check(read_npz(path), f"{path}: ")
-            return arrays.x, arrays.y
-        x, y = self._table(path, [self.target])
+            return self.check(read_npz(path), f"{path}: ")
+        x, y, group = self._table(path, [self.target, *([] if self.group is None else [self.group])])
         assert y is not None
-        return x, y
+        return Arrays(x, y, group)
 
-    def read_rows(self, path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
-        """As `read`, for rows without a known target: y is None if the file has none."""
+    def read_rows(self, path: str | Path, besides: Sequence[str] = ()
+                  ) -> tuple[np.ndarray, np.ndarray | None]:
+        """As `read`, for rows without a known target: y is None if the file has none. The columns `besides`
+        may be there, and are not read."""
         path = Path(path)
         if path.suffix.lower() == ".npz":
             x, y = read_npz_rows(path)
             known = np.zeros(len(x), np.int64) if y is None else y
             arrays = self.check(Arrays(x, known), f"{path}: ")
             return arrays.x, None if y is None else arrays.y
-        return self._table(path, [])
+        return self._table(path, [], besides)[:2]
 
-    def _table(self, path: Path, needed: list[str]) -> tuple[np.ndarray, np.ndarray | None]:
-        """The samples of a table, and the targets if it has them; `needed`: required columns besides the
-        features."""
+    def _table(self, path: Path, needed: list[str], besides: Sequence[str] = ()
+               ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """The samples of a table, and the targets and groups if it has them; `needed`: required columns
+        besides the features."""
         if path.suffix.lower() not in ENDINGS:
             raise UsageError(f"{path} must end in one of {', '.join(ENDINGS)}")
         features = [column.name for column in self.columns if column.features]
-        with opened(path, [*features, self.target]) as table:
-            self._check_header(table.columns, [*features, *needed], path)
-            has_target = self.target in table.columns
-            blocks = [(self._samples(block), self._targets(block) if has_target else None)
+        ids = [] if self.group is None else [self.group]
+        with opened(path, [*features, self.target, *ids], self.missing) as table:
+            extra = set(besides).difference(features)
+            self._check_header([name for name in table.columns if name not in extra], [*features, *needed],
+                               path)
+            has_target, has_ids = self.target in table.columns, self.group in table.columns
+            blocks = [(self._samples(block), self._targets(block) if has_target else None,
+                       block.texts(self.group) if self.group is not None and has_ids else [])
                       for block in table.blocks]
         if not blocks:
             raise UsageError(f"{path} has a header but no rows: add some, or remove the file")
-        x = np.concatenate([x for x, _ in blocks])
-        return x, np.concatenate([y for _, y in blocks if y is not None]) if has_target else None
+        x = np.concatenate([x for x, _, _ in blocks])
+        y = np.concatenate([y for _, y, _ in blocks if y is not None]) if has_target else None
+        return x, y, _ids([text for _, _, texts in blocks for text in texts]) if has_ids else None
 
     def check(self, arrays: Arrays, where: str) -> Arrays:
         """Arrays that are already encoded, if they fit; `where` begins the messages."""
@@ -144,24 +167,30 @@ class Schema:
             raise UsageError(f"{where}y has the shape {y.shape}: the schema's target {self.target!r} is one "
                              "number for each row")
         if self.classes is None:
-            return arrays._replace(x=x.astype(np.float32), y=y.astype(np.float32))
+            return arrays._replace(x=single(x, f"{where}x"), y=single(y, f"{where}y"))
         if y.dtype != np.int64 or y.max() >= len(self.classes):
             raise UsageError(f"{where}y must hold the class numbers 0 to {len(self.classes) - 1} (of the "
                              f"schema's classes {', '.join(self.classes)}), not {y.max()} of type {y.dtype}")
-        return arrays._replace(x=x.astype(np.float32))
+        return arrays._replace(x=single(x, f"{where}x"))
 
     def _check_header(self, found: list[str], needed: list[str], path: Path) -> None:
-        for name in found:
-            if found.count(name) > 1:
-                raise UsageError(f"{path} has the column {name!r} {found.count(name)} times: keep one")
-        known = [*(column.name for column in self.columns), self.target]
+        for name, count in Counter(found).items():
+            if count > 1:
+                raise UsageError(f"{path} has the column {name!r} {count} times: keep one")
+        known = dict.fromkeys([*(column.name for column in self.columns), self.target, *(
+            [] if self.group is None else [self.group])])
+        there = set(found)
         needs_target = self.target in needed  # else a model is used, and its schema is fixed
         extra = [name for name in found if name not in known]
-        problems = [f"it has no column {name!r}{_hint(name, extra)}" for name in needed if name not in found]
-        problems += [f"its column {name!r} is not in the schema{_hint(name, known)}" if name else
+        absent = [name for name in needed if name not in there]
+        # the first ones are named, with the nearest name of the other side: looking for it takes long
+        problems = [f"it has no column {name!r}{_hint(name, extra)}" for name in absent[:NAMED]]
+        problems += [f"its column {name!r} is not in the schema{_hint(name, list(known))}" if name else
                      f"its column {found.index(name) + 1} has no name (if it is an index that pandas wrote, "
-                     "write the file with index=False)" for name in extra]
+                     "write the file with index=False)" for name in extra[:NAMED]]
         if problems:
+            if more := len(absent) + len(extra) - len(problems):
+                problems.append(f"and {more:,} more")
             where = ('the file or in [schema.columns], where a column to leave out is "ignore"'
                      if needs_target else "the file, and leave other columns out")
             raise UsageError(f"{path} does not fit the schema: {'; '.join(problems)}. Correct the names in "
@@ -186,7 +215,13 @@ class Schema:
         return values
 
 
-_MISSING = -1  # the last row of a table of codes
+def _ids(texts: list[str | None]) -> np.ndarray:
+    """Texts as ids; a row without one is alone."""
+    number = {text: k for k, text in enumerate(dict.fromkeys(texts))}
+    return np.array([len(number) + k if text is None else number[text] for k, text in enumerate(texts)])
+
+
+_MISSING = -1  # in place of the number of a category or class
 
 
 def _numbers(block: Block, column: str) -> np.ndarray:
@@ -201,10 +236,10 @@ def _numbers(block: Block, column: str) -> np.ndarray:
 
 def _one_hot(block: Block, column: str, categories: tuple[str, ...]) -> np.ndarray:
     codes = _codes(block, column, categories, "category")
-    rows = np.eye(len(categories) + 1, len(categories), dtype=np.float32)
-    rows[_MISSING] = np.nan
-    encoded: np.ndarray = rows[codes]
-    return encoded
+    rows = np.zeros((len(codes), len(categories)), np.float32)
+    rows[np.arange(len(codes)), codes] = 1
+    rows[codes == _MISSING] = np.nan
+    return rows
 
 
 def _codes(block: Block, column: str, names: tuple[str, ...], noun: str) -> np.ndarray:
@@ -222,10 +257,9 @@ def _codes(block: Block, column: str, names: tuple[str, ...], noun: str) -> np.n
 def _kind(value: Any, where: str) -> Kind:
     if isinstance(value, list | tuple):
         return _list(value, where, 1)
-    if value == "number":
-        return "number"
-    if value == "ignore":
-        return "ignore"
+    if value in ("number", "ignore"):
+        kind: Kind = value
+        return kind
     raise UsageError(f'{where} must be "number", "ignore" or the list of its categories, not {value!r}'
                      f"{_hint(str(value), ['number', 'ignore'])}")
 
@@ -243,11 +277,12 @@ def _words(values: Sequence[Any], where: str) -> tuple[str, ...]:
             raise UsageError(f"{where} must be text, not {value!r}: put it in quotes")
         if not value or value != value.strip():
             raise UsageError(f"{where}: the name {value!r} must not be empty, nor begin or end with space")
-        if values.count(value) > 1:
+    for value, count in Counter(values).items():
+        if count > 1:
             raise UsageError(f"{where} has {value!r} twice: keep one")
     return tuple(values)
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known[:COMPARED], n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -83,13 +83,9 @@ class Shakespeare(Dataset):
         arrays = prepared(self.source)
         offset = _offsets(arrays)
         numbers = _NUMBER[arrays["text"]]
-        pieces, counts = [], []
-        for start, end in itertools.pairwise(offset):
-            piece = _pieces(numbers[start:end], self.length + 1)
-            pieces.append(piece)
-            counts.append(len(piece))
+        pieces = [_pieces(numbers[start:end], self.length + 1) for start, end in itertools.pairwise(offset)]
         cut = torch.from_numpy(np.concatenate(pieces))
-        owner = np.repeat(_owners(arrays), counts)
+        owner = np.repeat(_owners(arrays), [len(piece) for piece in pieces])
         return Samples(cut[:, :-1].contiguous(), cut[:, -1].contiguous(), len(VOCABULARY), owner)
 
 

@@ -57,7 +57,6 @@ class DataSpec(Checked):
 
     @property
     def split_seed(self) -> int:
-        """The seed of the clients' splits."""
         return self.seed if self.split is None else self.split
 
     @classmethod
@@ -102,7 +101,6 @@ class DataSpec(Checked):
 
     @property
     def schema(self) -> Schema | None:
-        """The schema of the user's own files."""
         return self.dataset.schema if isinstance(self.dataset, Folder) else None
 
     def federation(self) -> Federation:
@@ -113,7 +111,8 @@ class DataSpec(Checked):
             client = self.partition.deal(samples, self.clients, self.seed)
             division = self._divide(samples, client)
         else:
-            division = Division.read(self.partition_file, fingerprint_of(samples.x, samples.y))
+            division = Division.read(self.partition_file, fingerprint_of(samples.x, samples.y),
+                                     len(samples.x))
             client = self._numbers(division)[division.client_of_rows(len(samples.x))]
         seen = self.partition.transform(samples, client, self.clients, self.seed)
         source = None if seen is samples else fingerprint_of(samples.x, samples.y)
@@ -157,18 +156,28 @@ class DataSpec(Checked):
 
 def anchored(table: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """The table with absolute paths; relative ones start at `directory`."""
-    paths = {key: str((directory / Path(table[key]).expanduser()).resolve())
+    paths = {key: _resolved(table[key], directory, f"data.{key}")
              for key in ("dataset", "partition_file") if isinstance(table.get(key), str | os.PathLike)}
     if "dataset" in paths and not _is_folder(table["dataset"], directory):
         del paths["dataset"]
     return dict(table) | paths
 
 
+def _resolved(value: str | os.PathLike[str], directory: Path, where: str) -> str:
+    try:
+        return str((directory / Path(value).expanduser()).resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte, a user who does not exist
+        raise UsageError(f"{where} = {os.fspath(value)!r:.80} is no place on this machine: {error}") from None
+
+
 def _is_folder(value: Any, directory: Path) -> bool:
     """Whether this names a folder of the user's; names of datasets take precedence."""
     if not isinstance(value, str | os.PathLike) or value in (OnNodes.name, *DATASETS):
         return False
-    return "/" in os.fspath(value) or (directory / value).is_dir()
+    try:
+        return "/" in os.fspath(value) or (directory / value).is_dir()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _dataset(value: Any, schema: Any, where: str) -> Dataset | type[Dataset]:
@@ -176,7 +185,7 @@ def _dataset(value: Any, schema: Any, where: str) -> Dataset | type[Dataset]:
     if value == OnNodes.name:
         return OnNodes(OnNodes.name, schema if isinstance(schema, Schema | None) else Schema.parse(schema))
     if _is_folder(value, Path()):
-        path = str(Path(value).expanduser().resolve())  # the current directory may change
+        path = _resolved(value, Path(), f"{where}.dataset")  # the current directory may change
         return Folder(path, schema if isinstance(schema, Schema | None) else Schema.parse(schema))
     try:
         chosen: Dataset | type[Dataset] = (

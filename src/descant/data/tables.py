@@ -7,44 +7,36 @@ from __future__ import annotations
 
 import csv
 import importlib
+import math
 import re
-import zipfile
-import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from descant.errors import UsageError, unknown
+from descant.core import npz
+from descant.core.unpack import excess
+from descant.errors import UsageError, first_line, unknown
 
 TABLES = (".csv", ".parquet")
 ENDINGS = (*TABLES, ".npz")
 ROWS = 20_000  # of a block: a large file is never in memory as a whole
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # in linear time
 
 
-class Block(ABC):
-    """Some rows of a table."""
+class Block(Protocol):
+    """Some rows of a table. A missing cell is NaN among numbers (float64), None among texts."""
 
-    @abstractmethod
-    def place(self, row: int) -> str:
-        """File and line of a row."""
+    def __len__(self) -> int: ...
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many rows there are."""
+    def place(self, row: int) -> str: ...  # file and line
 
-    @abstractmethod
-    def numbers(self, column: str) -> np.ndarray:
-        """The cells of a column as float64; NaN: missing."""
+    def numbers(self, column: str) -> np.ndarray: ...
 
-    @abstractmethod
-    def texts(self, column: str) -> list[str | None]:
-        """The cells of a column as text; None: missing."""
+    def texts(self, column: str) -> list[str | None]: ...
 
     def cell(self, row: int, column: str) -> str:
         return f"{self.place(row)}, column {column!r}"
@@ -58,19 +50,28 @@ class Table(NamedTuple):
 
 
 @contextmanager
-def opened(path: Path, wanted: Sequence[str]) -> Iterator[Table]:
-    """Open a table; only the columns `wanted` can be read."""
+def opened(path: Path, wanted: Sequence[str], missing: Sequence[str] = ()) -> Iterator[Table]:
+    """Open a table; only the columns `wanted` can be read. A cell that holds one of `missing` is as empty."""
     if path.suffix.lower() == ".parquet":
-        yield _parquet(path, wanted)
+        with _parquet(path) as file:
+            yield Table(list(file.schema_arrow.names), _parquet_blocks(path, file, wanted, missing))
         return
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield _csv(path, csv.reader(file, strict=True, skipinitialspace=True))
+            yield _csv(path, csv.reader(file, strict=True, skipinitialspace=True), missing)
     except UnicodeDecodeError:
         raise UsageError(f"{path}, line {_first_line_not_utf8(path)} is not UTF-8 text: save the file in the "
                          'encoding "UTF-8"') from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def read_texts(path: Path, column: str) -> list[str]:
+    """The cells of one column of a table, as text; nothing where a cell is empty."""
+    with opened(path, [column]) as table:
+        if column not in table.columns:
+            raise unknown(f"column of {path}", column, table.columns)
+        return [text or "" for block in table.blocks for text in block.texts(column)]
 
 
 def place_of_row(path: Path, row: int) -> str:
@@ -87,8 +88,9 @@ def place_of_row(path: Path, row: int) -> str:
 
 
 class _CsvBlock(Block):
-    def __init__(self, path: Path, columns: Sequence[str], rows: list[list[str]], lines: list[int]) -> None:
-        self._path, self._rows, self._lines = path, rows, lines
+    def __init__(self, path: Path, columns: Sequence[str], rows: list[list[str]], lines: list[int],
+                 missing: Sequence[str]) -> None:
+        self._path, self._rows, self._lines, self._missing = path, rows, lines, {"", *missing}
         self._position = {name: k for k, name in enumerate(columns)}
 
     def __len__(self) -> int:
@@ -102,7 +104,8 @@ class _CsvBlock(Block):
         cells = [row[position] for row in self._rows]
         try:
             values = np.array(list(map(float, cells)))
-            plain = bool(np.isfinite(values).all()) and not any("_" in cell for cell in cells)
+            plain = (bool(np.isfinite(values).all()) and len(self._missing) == 1
+                     and not any("_" in cell for cell in cells))
         except ValueError:
             plain = False
         if plain:  # Python also reads nan, infinity and 1_000 as numbers
@@ -111,22 +114,24 @@ class _CsvBlock(Block):
 
     def _number(self, cell: str, row: int, column: str) -> float:
         text = cell.strip()
-        if not text:
+        if text in self._missing:
             return np.nan
         if _NUMBER.fullmatch(text):
             return float(text)
         if _NUMBER.fullmatch(text.replace(",", "")):
-            raise UsageError(f"{self.cell(row, column)}: {text!r} has a comma: write numbers with a decimal "
-                             "point and without thousands separators")
-        raise UsageError(f"{self.cell(row, column)}: {text!r} is not a number: correct it, or leave the cell "
-                         "empty if the value is missing")
+            raise UsageError(f"{self.cell(row, column)}: {text!r:.80} has a comma: write numbers with a "
+                             "decimal point and without thousands separators")
+        raise UsageError(f"{self.cell(row, column)}: {text!r:.80} is not a number: correct it, or leave the "
+                         "cell empty if the value is missing")
 
     def texts(self, column: str) -> list[str | None]:
         position = self._position[column]
-        return [row[position].strip() or None for row in self._rows]
+        texts = (row[position].strip() for row in self._rows)
+        return [None if text in self._missing else text for text in texts]
 
 
-def _csv(path: Path, reader: Any) -> Table:  # reader: as csv.reader makes it, a type without a public name
+def _csv(path: Path, reader: Any, missing: Sequence[str]) -> Table:
+    """`reader` is as csv.reader makes it, a type without a public name."""
     rows = _csv_rows(path, reader)
     header = next(rows, None)
     if header is None:
@@ -136,10 +141,11 @@ def _csv(path: Path, reader: Any) -> Table:  # reader: as csv.reader makes it, a
         if len(columns) == 1 and mark in columns[0]:
             raise UsageError(f"{path}, line 1: the columns seem to be separated by {name}: save the file "
                              "with commas between the columns, and points in the numbers")
-    return Table(columns, _csv_blocks(path, columns, rows))
+    return Table(columns, _csv_blocks(path, columns, rows, missing))
 
 
-def _csv_blocks(path: Path, columns: list[str], rows: Iterator[tuple[int, list[str]]]) -> Iterator[Block]:
+def _csv_blocks(path: Path, columns: list[str], rows: Iterator[tuple[int, list[str]]], missing: Sequence[str]
+                ) -> Iterator[Block]:
     cells: list[list[str]] = []
     lines: list[int] = []
     for line, row in rows:
@@ -150,10 +156,10 @@ def _csv_blocks(path: Path, columns: list[str], rows: Iterator[tuple[int, list[s
         cells.append(row)
         lines.append(line)
         if len(cells) == ROWS:
-            yield _CsvBlock(path, columns, cells, lines)
+            yield _CsvBlock(path, columns, cells, lines, missing)
             cells, lines = [], []
     if cells:
-        yield _CsvBlock(path, columns, cells, lines)
+        yield _CsvBlock(path, columns, cells, lines, missing)
 
 
 def _csv_rows(path: Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
@@ -182,8 +188,8 @@ def _first_line_not_utf8(path: Path) -> int:
 
 
 class _ParquetBlock(Block):
-    def __init__(self, path: Path, batch: Any, first: int) -> None:
-        self._path, self._batch, self._first = path, batch, first
+    def __init__(self, path: Path, batch: Any, first: int, missing: Sequence[str]) -> None:
+        self._path, self._batch, self._first, self._missing = path, batch, first, {"", *missing}
 
     def __len__(self) -> int:
         return int(self._batch.num_rows)
@@ -198,27 +204,40 @@ class _ParquetBlock(Block):
         if any(is_kind(cells.type) for is_kind in (kinds.is_integer, kinds.is_floating, kinds.is_decimal,
                                                    kinds.is_boolean, kinds.is_null)):
             values: np.ndarray = cells.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
-            return values
-        for row, value in enumerate(cells.to_pylist()):
+            codes = [float(text) for text in self._missing if _NUMBER.fullmatch(text)]
+            return np.where(np.isin(values, codes), np.nan, values) if codes else values
+        for row, value in enumerate(self._values(column)):
             if value is not None:
-                raise UsageError(f"{self.cell(row, column)}: {value!r} is not a number: the column holds "
+                raise UsageError(f"{self.cell(row, column)}: {value!r:.80} is not a number: the column holds "
                                  f"{cells.type}, convert it to numbers")
         return np.full(len(self), np.nan)
 
     def texts(self, column: str) -> list[str | None]:
-        return [self._text(value, row, column) for row, value in enumerate(self._column(column).to_pylist())]
+        return [self._text(value, row, column) for row, value in enumerate(self._values(column))]
+
+    def _values(self, column: str) -> list[Any]:
+        cells = self._column(column)
+        try:
+            values: list[Any] = cells.to_pylist()
+        except UnicodeDecodeError:
+            row = next(row for row in range(len(cells)) if not _is_text(cells[row]))
+            raise UsageError(f"{self.cell(row, column)}: the text is not UTF-8: write it again") from None
+        return values
 
     def _text(self, value: Any, row: int, column: str) -> str | None:
         """The value as CSV would have it."""
         if value is None or value != value:
             return None
+        if isinstance(value, float) and math.isinf(value):
+            raise UsageError(f"{self.cell(row, column)}: infinity is no category: correct it, or leave the "
+                             "cell empty if the value is missing")
         if isinstance(value, str):
-            return value.strip() or None
+            return None if value.strip() in self._missing else value.strip()
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, int | float):  # integers with gaps are stored as 1.0
             return str(int(value)) if value == int(value) else str(value)
-        raise UsageError(f"{self.cell(row, column)}: {value!r} is neither text nor a number: convert the "
+        raise UsageError(f"{self.cell(row, column)}: {value!r:.80} is neither text nor a number: convert the "
                          "column to text")
 
     def _column(self, name: str) -> Any:
@@ -227,34 +246,38 @@ class _ParquetBlock(Block):
         return cells.dictionary_decode() if arrow.types.is_dictionary(cells.type) else cells
 
 
-def _parquet(path: Path, wanted: Sequence[str]) -> Table:
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise UsageError(f"{path}: reading Parquet needs the package pyarrow: pip install 'descant[tables]', "
                          "or save the file as CSV") from None
     try:
-        file = parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise _not_parquet(path, error) from None
-    return Table(list(file.schema_arrow.names), _parquet_blocks(path, file, wanted))
-
-
-def _parquet_blocks(path: Path, file: Any, wanted: Sequence[str]) -> Iterator[Block]:
-    first = 0
-    try:
-        with file:
-            for batch in file.iter_batches(batch_size=ROWS, columns=list(wanted)):
-                yield _ParquetBlock(path, batch, first)
-                first += batch.num_rows
+        with parquet.ParquetFile(path) as file:
+            yield file
     except UsageError:
         raise  # a ValueError of ours, not of pyarrow
-    except (OSError, ValueError) as error:
-        raise _not_parquet(path, error) from None
+    except (OSError, ValueError, TypeError, LookupError, NotImplementedError, ArithmeticError, MemoryError
+            ) as error:  # what pyarrow's errors derive from
+        raise UsageError(f"{path} cannot be read as Parquet: {first_line(error)}; write it again") from None
 
 
-def _not_parquet(path: Path, error: Exception) -> UsageError:
-    return UsageError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}; write it again")
+def _parquet_blocks(path: Path, file: Any, wanted: Sequence[str], missing: Sequence[str]) -> Iterator[Block]:
+    length, first = path.stat().st_size, 0
+    for batch in file.iter_batches(batch_size=ROWS, columns=list(wanted)):
+        yield _ParquetBlock(path, batch, first, missing)
+        first += batch.num_rows
+        if words := excess(4 * first * len(wanted), length):  # a value that repeats takes no place
+            raise UsageError(f"{path} {words}")
+
+
+def _is_text(cell: Any) -> bool:
+    try:
+        cell.as_py()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 # -- arrays ------------------------------------------------------------------------------------------
@@ -285,6 +308,9 @@ class Arrays(NamedTuple):
                              "the same samples")
         if not len(x):
             raise UsageError(f"{where}x has no rows: add some")
+        for name, array in (("x", x), ("y", y)):
+            if not array.size:
+                raise UsageError(f"{where}{name} has the shape {array.shape}: its rows hold nothing")
         for name, array, is_wrong in (("x", x, np.isinf), ("y", y, lambda y: ~np.isfinite(y))):
             if array.dtype.kind == "f" and (wrong := is_wrong(array)).any():
                 place = ", ".join(map(str, np.argwhere(wrong)[0]))
@@ -315,22 +341,28 @@ def read_npz_rows(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 def _load_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file, x at least."""
     try:
-        with path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
-            for name in (member.removesuffix(".npy") for member in archive.namelist()):
+        with npz.opened(path) as archive:
+            for name in archive.names:
                 if name not in Arrays._fields:
                     raise UsageError(f"{path}: {unknown('array', name, Arrays._fields)}")
-            raw.seek(0)
-            with np.load(raw, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = {name: archive.array(name) for name in archive.names}
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except UsageError:
-        raise
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except npz.BadArchive as error:
         raise UsageError(f"{path} cannot be read as NPZ: {error}; write it again, with numpy.savez") from None
     if "x" not in arrays:
         raise UsageError(f"{path} has no array 'x': it needs x (samples) and y (targets)")
     return arrays
+
+
+def single(array: np.ndarray, where: str) -> np.ndarray:
+    """The array in single precision; a number that would become infinite is an error."""
+    with np.errstate(over="ignore"):  # refused below
+        found: np.ndarray = array.astype(np.float32)
+    for place in np.argwhere(np.isinf(found))[:1].tolist():
+        raise UsageError(f"{where}[{', '.join(map(str, place))}]: {array[tuple(place)]:g} is too large: "
+                         "correct it, or leave the row out")
+    return found
 
 
 def _plain(values: Any, where: str) -> np.ndarray:
@@ -342,5 +374,9 @@ def _plain(values: Any, where: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise UsageError(f"{where} must be an array of numbers, not of {array.dtype}")
     if array.dtype.kind == "f":
-        return array.astype(array.dtype.newbyteorder("="), copy=False)
+        wide = np.dtype(np.float64) if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+        with np.errstate(over="ignore"):  # infinity is refused with the rest
+            return array.astype(wide, copy=False)
+    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise UsageError(f"{where} holds {array.max()}, which is too large for a whole number of 64 bits")
     return array if array.dtype == np.uint8 else array.astype(np.int64)

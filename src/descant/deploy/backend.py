@@ -6,32 +6,35 @@ and the round goes on with the others.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from descant.core.algorithm import Message
 from descant.core.fields import Checked, hyper
-from descant.core.tree import Tree, leaves, map_tree, stack, take
+from descant.core.splits import SplitName
+from descant.core.tree import Tree, stack, take
 from descant.deploy.client_manager import ClientManager, raise_failure
 from descant.deploy.messages import PackedTensor, WireMessage
 from descant.deploy.protocol import RemoteExperiment, Shapes
 from descant.deploy.transport import NoReply, Rejected
+from descant.deploy.uploads import WIDER, Origins, lengths, medians, not_finite, shortened
 from descant.engine.backends.base import Backend
-from descant.engine.batches import LocalWork
+from descant.engine.remedy import remedy
 from descant.engine.store import ClientStore
-from descant.engine.work import Job, LocalResult, Outcome
+from descant.engine.work import ClientScores, Job, LocalResult, Outcome, Scores
 from descant.errors import DescantError
 from descant.experiment.run import Run
 
 PAUSE = 0.5  # seconds between looks for missing clients
 MAX_STEPS = 10**9  # gradient steps that a client can claim
+TRAINING: tuple[Job, ...] = ("local", "opening")
+HELD_OUT: tuple[SplitName, ...] = ("validation", "test")
+NOT_FINITE = "is not finite"
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,13 @@ class Rules(Checked):
     """What the server requires of a round."""
 
     deadline: float = hyper(600.0, "seconds that a client has for the work of a round", gt=0)
-    at_least: int = hyper(2, "the fewest replies for a round to count; the average of one upload is that "
+    at_least: int = hyper(2, "the fewest uploads that a round aggregates; the average of one is that "
                              "client's model", ge=1)
     max_norm: float | None = hyper(
         None, "the largest distance of an upload from that of a client that learns nothing", gt=0)
+    clip: float | None = hyper(3.0, "updates are shortened to so many times the median of the round", ge=1)
+    max_share: float = hyper(0.5, "the largest share of one client in an average, whatever it claims", gt=0,
+                             le=1)
 
 
 class Observer(Protocol):
@@ -58,6 +64,19 @@ class Observer(Protocol):
         """No reply, or a rejected one."""
 
 
+@dataclass
+class Replies:
+    """What has come of a job, by client."""
+
+    job: Job
+    number: int
+    messages: dict[int, Message]
+    values: dict[int, tuple[Any, int]] = field(default_factory=dict)  # with the gradient steps
+    failed: dict[int, str] = field(default_factory=dict)
+    lengths: dict[int, dict[str, float]] = field(default_factory=dict)  # of the uploads, as they came
+    shortened: set[int] = field(default_factory=set)
+
+
 class RemoteBackend(Backend):
     def __init__(self, run: Run, remote: RemoteExperiment, shapes: Shapes, clients: ClientManager,
                  rules: Rules, observer: Observer) -> None:
@@ -69,36 +88,50 @@ class RemoteBackend(Backend):
         self._clients = clients
         self._rules = rules
         self._observer = observer
+        self._origins = Origins(remote, shapes, run.work)
         self._began = False
 
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         store = self._run.snapshot("last").store
         shared = WireMessage.of({}, shared=message.shared).tensors
-        requests = {int(client): self._request(job, int(client), number, store, shared, take(message.each, k))
-                    for k, client in enumerate(clients)}
         position = {int(client): k for k, client in enumerate(clients)}
-        found: dict[int, tuple[Tree, int]] = {}
-        failed: dict[int, str] = {}
-        least = min(self._rules.at_least, len(requests)) if job in ("local", "opening") else 0
+        requests = {client: self._request(job, client, number, store, shared, take(message.each, k))
+                    for client, k in position.items()}
+        found = Replies(job, number, {client: Message(message.shared, take(message.each, k))
+                                      for client, k in position.items()})
+        # clients beyond the cohort train too where all participate; their uploads are not aggregated
+        counted = {*map(int, self._run.cohort)} if job in TRAINING else set()
+        least = min(self._rules.at_least, len(counted))
         self._wait(list(requests))
         while True:
             missing = {client: request for client, request in requests.items()
-                       if client not in found and client not in failed}
-            absent = self._collect(job, number, missing, message, position, found, failed)
+                       if client not in found.values and client not in found.failed}
+            absent = self._collect(missing, found)
             # absent clients may come back; rejected ones may not try again
-            if len(found) >= least:
+            if (there := len(counted & found.values.keys())) >= least:
                 break
-            if len(found) + len(absent) < least:
-                name, reason = next((self._clients.names[client], why) for client, why in failed.items())
-                raise DescantError(f"{len(failed)} of {len(requests)} clients were rejected in round "
-                                   f"{number}, which needs at least {least} replies; {name}: {reason}")
-            self._wait(list(absent), least - len(found))
-        failed |= absent
-        done = sorted(position[client] for client in found)
-        values = [found[int(clients[k])] for k in done]
+            if there + len(counted & absent.keys()) < least:
+                raise self._too_few(found, len(requests), least)
+            self._wait([*counted & absent.keys()], least - there)
+        if not self.work.algorithm.tracking:
+            self._shorten(found)
+        done = sorted(position[client] for client in found.values)
+        values = [found.values[int(clients[k])] for k in done]
+        failed = {position[client]: reason for client, reason in (found.failed | absent).items()}
         return Outcome(np.array(done, np.int64), stack([value for value, _ in values]) if values else (),
-                       {position[client]: reason for client, reason in failed.items()},
-                       sum(steps for _, steps in values))
+                       failed, sum(steps for _, steps in values), self._note(found))
+
+    def _too_few(self, found: Replies, asked: int, least: int) -> DescantError:
+        name, reason = next((self._clients.names[client], why) for client, why in found.failed.items())
+        diverges = f"; if the training diverges, {remedy(self.work)}" if reason.endswith(NOT_FINITE) else ""
+        return DescantError(f"{len(found.failed)} of {asked} clients were rejected in round {found.number}, "
+                            f"which needs at least {least} uploads; {name}: {reason}{diverges}")
+
+    def _note(self, found: Replies) -> str | None:
+        if not found.shortened:
+            return None
+        names = ", ".join(self._clients.names[client] for client in sorted(found.shortened))
+        return f"shortened to {self._rules.clip:g} times the median of the round: the updates of {names}"
 
     def close(self) -> None:
         """The clients run on."""
@@ -110,32 +143,35 @@ class RemoteBackend(Backend):
                  "counted": int(store.last_round[client]), "kept": [int(best.last_round[client])]}
         return WireMessage(facts, {**shared, **WireMessage.of({}, each=each).tensors})
 
-    def _collect(self, job: Job, number: int, requests: dict[int, WireMessage], message: Message,
-                 position: dict[int, int], found: dict[int, tuple[Tree, int]], failed: dict[int, str]
-                 ) -> dict[int, str]:
-        """Request the work; adds to `found` and `failed`, and returns the absent clients with the reason."""
+    def _collect(self, requests: dict[int, WireMessage], found: Replies) -> dict[int, str]:
+        """Request the work; adds to `found`, and returns the absent clients with the reason."""
         absent: dict[int, str] = {}
+        job, number = found.job, found.number
         self._observer.asked(job, number, [self._clients.names[client] for client in requests])
         began = time.monotonic()
         for client, reply in self._clients.request(requests, self._rules.deadline):
             name = self._clients.names[client]
             if isinstance(reply, NoReply):
-                (failed if reply.final else absent)[client] = reply.reason
+                (found.failed if reply.final else absent)[client] = reply.reason
                 self._observer.lost(name, job, reply.reason)
                 continue
             try:
-                value, steps = self._read(job, number, reply)
-                own = Message(message.shared, take(message.each, position[client]))
-                self._check_norm(job, client, number, own, value)
+                found.values[client] = self._read(job, number, client, reply)
+                self._measure(client, found)
             except Rejected as error:
-                failed[client] = str(error)
-                self._observer.lost(name, job, str(error))
+                self._refuse(client, str(error), found)
                 continue
-            found[client] = value, steps
             self._observer.answered(name, job, time.monotonic() - began, reply.nbytes())
+        if self.work.algorithm.tracking:
+            self._refuse_long(found)
         return absent
 
-    def _read(self, job: Job, number: int, reply: WireMessage) -> tuple[Tree, int]:
+    def _refuse(self, client: int, reason: str, found: Replies) -> None:
+        found.values.pop(client, None)
+        found.failed[client] = reason
+        self._observer.lost(self._clients.names[client], found.job, reason)
+
+    def _read(self, job: Job, number: int, client: int, reply: WireMessage) -> tuple[Tree, int]:
         raise_failure(reply)
         if (reply.facts.get("job"), reply.facts.get("number")) != (job, number):
             raise Rejected("it replies to another request")
@@ -147,25 +183,63 @@ class RemoteBackend(Backend):
             template = template._replace(state=())
         if extra := [name for name in reply.tensors if name.split(".")[0] != "value"]:
             raise Rejected(f"{extra[0]:.80} is not expected")
-        return reply.tree("value", template), steps
+        value = reply.tree("value", template)
+        if isinstance(value, ClientScores):
+            self._check_scores(client, value)
+        elif (name := not_finite(value.upload)) is not None:
+            raise Rejected(f"{name} {NOT_FINITE}")
+        return value, steps
 
-    def _check_norm(self, job: Job, client: int, number: int, message: Message, value: Tree) -> None:
-        """Reject an upload too far from that of a client that learns nothing."""
-        if self._rules.max_norm is None or not isinstance(value, LocalResult):
+    def _check_scores(self, client: int, value: ClientScores) -> None:
+        """Tallies choose the best round for all: they must be of the rows with which a client joined."""
+        federation = self.work.federation
+        for scores in (value.personal, value.shared):
+            if not isinstance(scores, Scores):
+                continue
+            for split in HELD_OUT:
+                rows = int(federation.split(split).sizes[client])
+                if flaw := self.work.task.flaw(getattr(scores, split), rows):
+                    raise Rejected(f"{flaw} ({split})")
+            if bool(((scores.auroc < 0) | (scores.auroc > 1)).any()):
+                raise Rejected("it claims an AUROC outside [0, 1]")
+
+    # -- how far an upload can move the server -----------------------------------------------------
+
+    def _measure(self, client: int, found: Replies) -> None:
+        """Note the lengths of an upload. One that is longer than the operator allows is rejected."""
+        value, _ = found.values[client]
+        if not isinstance(value, LocalResult):
             return
-        idle = dataclasses.replace(self._remote.local_work(self.work.task), local=LocalWork(steps=0))
-        rows = map_tree(lambda leaf: leaf[None], message.each)
-        outcome = idle.execute(job, np.array([client]), number, Message(message.shared, rows),
-                               map_tree(lambda leaf: leaf[None], self._shapes.state))
-        total = 0.0
-        still = dict(leaves(take(outcome.values, 0).upload)) if len(outcome.done) else {}
-        for name, leaf in leaves(value.upload):
-            origin = still.get(name, torch.zeros_like(leaf)).nan_to_num(0.0, 0.0, 0.0)
-            total += float((leaf.double() - origin.double()).square().sum())
-        # the engine rejects what is not finite
-        if math.isfinite(total) and math.sqrt(total) > self._rules.max_norm:
-            raise Rejected(f"its update has norm {math.sqrt(total):.4g}; the limit is "
-                           f"{self._rules.max_norm:g}")
+        origin = self._origins.of(found.job, client, found.number, found.messages[client])
+        found.lengths[client] = lengths(value.upload, origin)
+        norm = math.hypot(*found.lengths[client].values())
+        if self._rules.max_norm is not None and norm > self._rules.max_norm:
+            del found.lengths[client]
+            raise Rejected(f"its update has norm {norm:.4g}; the limit is {self._rules.max_norm:g}")
+
+    def _limits(self, found: Replies, wider: float = 1.0) -> dict[str, float]:
+        if self._rules.clip is None:
+            return {}
+        typical = medians([own for client, own in found.lengths.items() if client in found.values])
+        return {name: wider * self._rules.clip * median for name, median in typical.items()}
+
+    def _refuse_long(self, found: Replies) -> None:
+        limits = self._limits(found, WIDER)
+        for client in [*found.values.keys() & found.lengths.keys()]:
+            for name, limit in limits.items():
+                if found.lengths[client].get(name, 0.0) > limit:
+                    self._refuse(client, f"its {name} has length {found.lengths[client][name]:.3g}, and no "
+                                         f"more than {limit:.3g} is usual in this round", found)
+                    break
+
+    def _shorten(self, found: Replies) -> None:
+        limits = self._limits(found)
+        for client, own in found.lengths.items():
+            if client in found.values and any(own.get(name, 0.0) > limit for name, limit in limits.items()):
+                origin = self._origins.of(found.job, client, found.number, found.messages[client])
+                value, steps = found.values[client]
+                found.values[client] = value._replace(upload=shortened(value.upload, origin, limits)), steps
+                found.shortened.add(client)
 
     def _wait(self, clients: list[int], least: int | None = None) -> None:
         """Wait until enough of these clients are connected. The first time, wait for all of them up to the
@@ -175,7 +249,8 @@ class RemoteBackend(Backend):
         until = time.monotonic() + self._rules.deadline if is_first else math.inf
         self._began = True
         while True:
-            missing = [self._clients.names[k] for k in clients if not self._clients.is_connected(k)]
+            names, connected = (self._clients.names[k] for k in clients), self._clients.connected()
+            missing = [name for name in names if name not in connected]
             there = len(clients) - len(missing)
             if there >= least:
                 return

@@ -30,21 +30,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from descant.core.files import locked, sync_directory, write_atomic
-from descant.deploy.keys import (
-    LOCAL_HOSTS,
-    LONGEST_NAME,
-    START_ANEW,
-    PrivateKey,
-    PublicKey,
-    check_dates,
-    hosts_of,
-    is_issued,
-    is_name,
-    now,
-    read_certificate,
-    read_private,
-    read_public,
-)
+from descant.deploy import keys
+from descant.deploy.keys import PrivateKey, PublicKey, now
 from descant.errors import UsageError
 
 AUTHORITY_DAYS = 3650
@@ -91,18 +78,16 @@ def _authority(directory: Path) -> _Authority:
     place, key_place = directory / "ca.crt", directory / "ca.key"
     if place.exists() and not key_place.exists():
         raise UsageError(f"{key_place} is missing, and nothing can be signed without it: put it back, or "
-                         + START_ANEW)
-    if not key_place.exists():
-        _write_private(key_place, _pem(ec.generate_private_key(ec.SECP384R1())))
-    key = read_private(key_place)
+                         + keys.START_ANEW)
+    key = _key(key_place)
     if not place.exists():
         name = _name(f"descant authority {secrets.token_hex(4)}")  # two authorities differ
         made = _signed(name, name, key.public_key(), key, _end(AUTHORITY_DAYS), is_authority=True)
         write_atomic(place, made.public_bytes(Encoding.PEM))
-    certificate = read_certificate(place)
+    certificate = keys.read_certificate(place)
     if certificate.public_key() != key.public_key():
         raise UsageError(f"{key_place} is not the key of {place}")
-    check_dates(place, certificate, START_ANEW)
+    keys.check_dates(place, certificate, keys.START_ANEW)
     return _Authority(key, certificate)
 
 
@@ -110,17 +95,15 @@ def _server(directory: Path, authority: _Authority, host: str, days: int
             ) -> tuple[Literal["made", "renewed", "kept"], datetime.datetime]:
     place, key_place = directory / "server.pem", directory / "server.key"
     _write_if_changed(directory / "ca.crt", authority.certificate.public_bytes(Encoding.PEM))
-    if not key_place.exists():
-        _write_private(key_place, _pem(ec.generate_private_key(ec.SECP384R1())))
-    key = read_private(key_place)
+    key = _key(key_place)
     was_there = place.exists()
     if was_there:
-        found = read_certificate(place)
+        found = keys.read_certificate(place)
         left = found.not_valid_after_utc - now()
-        if (host in hosts_of(found) and left > min(RENEW, datetime.timedelta(days=days) / 2)
-                and found.public_key() == key.public_key() and is_issued(found, authority.certificate)):
+        if (host in keys.hosts_of(found) and left > min(RENEW, datetime.timedelta(days=days) / 2)
+                and found.public_key() == key.public_key() and keys.is_issued(found, authority.certificate)):
             return "kept", found.not_valid_after_utc
-    names = [_general_name(each) for each in dict.fromkeys([host, *LOCAL_HOSTS])]
+    names = [_general_name(each) for each in dict.fromkeys([host, *keys.LOCAL_HOSTS])]
     made = _signed(
         _name(host if len(host) <= 64 else "server"), authority.certificate.subject, key.public_key(),
         authority.key, min(_end(days), authority.certificate.not_valid_after_utc), is_authority=False,
@@ -139,14 +122,11 @@ def _client(directory: Path, name: str, authority: x509.Certificate) -> bool:
         return False  # its folder was moved, or it made its own key
     folder.mkdir(mode=0o700, exist_ok=True)
     _write_if_changed(folder / "ca.crt", authority.public_bytes(Encoding.PEM))
-    if not key_place.exists():
-        key = ec.generate_private_key(ec.SECP384R1())
-        _write_private(key_place, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    public = read_private(key_place).public_key()
+    public = _key(key_place, PrivateFormat.OpenSSH).public_key()
     text = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
     _write_if_changed(public_place, text)
     if known.exists():
-        if read_public(known) != public:
+        if keys.read_public(known) != public:
             raise UsageError(f"{known} does not belong to {key_place}: remove the wrong one")
         return False
     write_atomic(known, text)
@@ -155,24 +135,23 @@ def _client(directory: Path, name: str, authority: x509.Certificate) -> bool:
 
 def _check_host(host: str) -> None:
     try:
-        if ipaddress.ip_address(host).is_unspecified:
-            raise UsageError(f"{host} is an address to listen on: name the one at which clients reach the "
-                             "server")
-        return
-    except UsageError:
-        raise
+        is_unspecified = ipaddress.ip_address(host).is_unspecified
     except ValueError:
-        pass  # a name
-    if re.fullmatch(r"[0-9.]+", host) or len(host) > 253 or not re.fullmatch(
-            r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*", host):
-        raise UsageError(f"{host!r} is neither a host name, such as server.example.org, nor an IP address")
+        is_unspecified = False
+        if re.fullmatch(r"[0-9.]+", host) or len(host) > 253 or not re.fullmatch(
+                r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*", host):
+            raise UsageError(f"{host!r} is neither a host name, such as server.example.org, nor an IP "
+                             "address") from None
+    if is_unspecified:
+        raise UsageError(f"{host} is an address to listen on: name the one at which clients reach the "
+                         "server")
 
 
 def _check_names(names: Sequence[str]) -> None:
-    if wrong := [name for name in names if not is_name(name)]:
+    if wrong := [name for name in names if not keys.is_name(name)]:
         raise UsageError(f"{', '.join(map(repr, wrong))} cannot be the name of a client: a name has up to "
-                         f"{LONGEST_NAME} printable characters without / and \\, does not begin with a dot "
-                         "or a dash, and is not 'server'")
+                         f"{keys.LONGEST_NAME} printable characters without / and \\, does not begin with a "
+                         "dot or a dash, and is not 'server'")
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         raise UsageError(f"several clients are called {', '.join(map(repr, twice))}: names must differ")
 
@@ -209,8 +188,12 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _pem(key: PrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def _key(path: Path, form: PrivateFormat = PrivateFormat.PKCS8) -> PrivateKey:
+    """The key in a file; a new one if there is none."""
+    if not path.exists():
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write_private(path, key.private_bytes(Encoding.PEM, form, NoEncryption()))
+    return keys.read_private(path)
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ methods the upload reveals them).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,22 +22,31 @@ from descant.core.task import Task
 from descant.core.threads import one_thread
 from descant.core.tree import Tree, leaves, map_tree
 from descant.core.vector import Model
-from descant.deploy.client_directory import ClientDirectory, ClientStates
-from descant.deploy.export.alone import learned_alone
+from descant.deploy.client_directory import ClientDirectory, ClientStates, Ledger
 from descant.deploy.export.client_data import ClientData, read_client_data
+from descant.deploy.export.layers import described
 from descant.deploy.export.manifest import TENSORS, Manifest, save_model
+from descant.deploy.export.personalize import figures_of, learned_alone
 from descant.deploy.messages import WireMessage
-from descant.deploy.protocol import PROTOCOL, RemoteExperiment, Shapes, received_experiment, tables_of
+from descant.deploy.protocol import (
+    MAX_CLIENTS,
+    PROTOCOL,
+    RemoteExperiment,
+    Shapes,
+    received_experiment,
+    tables_of,
+)
 from descant.deploy.transport import Payload, Rejected
 from descant.engine.personal import job_for
 from descant.engine.store import ASKED
-from descant.engine.work import ClientScores, Job, LocalResult, Work
+from descant.engine.work import Job, LocalResult, Work
 from descant.errors import DescantError, UsageError
 from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
 from descant.models.module import ModuleTask
 
 JOINING = ("session", "experiment", "kind", "clients", "names", "client", "unseen")
+REPEATS = 20  # of one request: a client or a server that was killed needs some
 JOBS: tuple[Job, ...] = ("local", "opening", "score", "score_newcomer")
 
 
@@ -66,13 +76,11 @@ class Membership(NamedTuple):
     shapes: Shapes
     work: Work
     states: ClientStates
+    ledger: Ledger
 
     @property
     def setup(self) -> Setup:
-        """This client's part of the experiment as a run."""
-        experiment, sections = self.remote.experiment, self.remote.experiment.dump()
-        return Setup(experiment.algorithm, self.task, self.work.federation, experiment.train,
-                     experiment.eval, {name: sections[name] for name in ("data", "model")})
+        return self.remote.setup(self.task, self.work.federation)
 
 
 class Client:
@@ -104,8 +112,8 @@ class Client:
         echo = {"what": what, "nonce": request.facts.get("nonce"), "name": self.name}
         try:
             with one_thread():
-                handlers = {"hello": self._hello, "join": self._join, "work": self._work,
-                            "finish": self._finish}
+                handlers = {"hello": self._hello, "refuse": self._refuse, "join": self._join,
+                            "work": self._work, "finish": self._finish}
                 if what not in handlers:
                     raise Rejected(f"request {what!r:.40} is unknown to descant {__version__}")
                 found = handlers[what](request)
@@ -131,6 +139,11 @@ class Client:
         data = self._read(request.fact("experiment", dict))
         return WireMessage({"kind": data.kind.dump(), "rows": len(data.x), "version": __version__})
 
+    def _refuse(self, request: WireMessage) -> WireMessage:
+        """The server says why this client cannot take part."""
+        text = "".join(letter if letter.isprintable() else " " for letter in request.fact("reason", str))
+        raise Refusal(f"the server refuses this client: {text[:300]}")
+
     def _join(self, request: WireMessage) -> WireMessage:
         facts = {name: request.facts.get(name) for name in JOINING}
         joined = self._enter(facts)
@@ -152,8 +165,11 @@ class Client:
         join = WireMessage(facts)
         tables, client = join.fact("experiment", dict), join.fact("client", int)
         experiment = received_experiment(tables, self._permit, self._expected)
-        remote = RemoteExperiment(experiment, SampleFormat.parse(facts["kind"]), join.fact("clients", int),
-                                  join.fact("names", str), join.fact("unseen", int))
+        clients, unseen = join.fact("clients", int), join.fact("unseen", int)
+        if not (1 <= clients <= MAX_CLIENTS and 0 <= unseen <= 1):  # before anything is made for each of them
+            raise Rejected(f"a federation of {clients} clients, {unseen} of them new, is none")
+        remote = RemoteExperiment(experiment, SampleFormat.parse(facts["kind"]), clients,
+                                  join.fact("names", str), unseen)
         if not 0 <= client < remote.clients:
             raise Rejected(f"client {client} is not one of {remote.clients}")
         if remote.session != join.fact("session", str):
@@ -162,14 +178,15 @@ class Client:
         federation = self._read(tables).within(remote.federation(), client, experiment.data,
                                                remote.train.torch_dtype)
         self._membership = Membership(remote, client, task, remote.shapes(task),
-                                      remote.work(task, federation), self._directory.states(remote.session))
+                                      remote.work(task, federation), self._directory.states(remote.session),
+                                      self._directory.ledger(remote.session))
         return self._membership
 
     def _joined(self, request: WireMessage) -> Membership:
         """The federation of a request; after a restart, it is read from the client directory."""
         session = request.fact("session", str)
         if self._membership is None and (known := self._directory.joined()) is not None and (
-                known["session"] == session):
+                known["session"] == session and request.facts.get("number", 0) <= _rounds(known)):
             self._enter(known)
         if self._membership is None or self._membership.remote.session != session:
             raise NotJoined("not joined")
@@ -178,12 +195,12 @@ class Client:
     # -- rounds ----------------------------------------------------------------------------------
 
     def _work(self, request: WireMessage) -> WireMessage:
-        """One job of a round."""
         joined = self._joined(request)
         job: Job = request.fact("job", str)
         if job not in JOBS or job not in joined.shapes.messages:
             raise Rejected(f"job {job!r:.40} is unknown")
         number, counted = request.fact("number", int), request.fact("counted", int)
+        self._count(joined, job, number)
         self._observer.working(job, number)
         state = joined.states.read(counted, joined.shapes.state)
         value, steps = self._done(joined, job, number, request, state)
@@ -193,6 +210,18 @@ class Client:
         kept = request.fact("kept", list)
         joined.states.write(ASKED if job == "opening" else number, value.state, {counted, *kept})
         return WireMessage.of(facts, value=value._replace(state=()))
+
+    def _count(self, joined: Membership, what: str, number: int) -> None:
+        """Enter a request in the ledger, before anything is done for it."""
+        if number > joined.remote.train.rounds:
+            # the experiment may have been given more rounds: joining tells how many, and --expect whether
+            self._membership = None
+            raise NotJoined("not joined")
+        if number < 0:
+            raise Rejected(f"there is no round {number}")
+        if (times := joined.ledger.enter(what, number)) > REPEATS:
+            raise Mismatch(f"the server has asked {times} times for {what!r} of round {number}: this client "
+                           f"replies {REPEATS} times")
 
     def _done(self, joined: Membership, job: Job, number: int, request: WireMessage, state: Tree
               ) -> tuple[Any, int]:
@@ -210,35 +239,29 @@ class Client:
         """Make and save the personal model, and score it beside the shared model and local training alone."""
         joined = self._joined(request)
         number, counted = request.fact("number", int), request.fact("counted", int)
+        self._count(joined, "finish", number)
         self._observer.working("finish", number)
         state = joined.states.read(counted, joined.shapes.state)
         is_newcomer = counted <= 0
         personal, _ = self._done(joined, job_for(is_newcomer), number, request, state)
         scored, _ = self._done(joined, job_for(is_newcomer, score=True), number, request, state)
-        figures = self._figures(joined, scored)
+        figures: dict[str, Any] = figures_of(joined.task, scored)
         place = self._save(joined, personal, number, newcomer=is_newcomer)
         if request.facts.get("alone"):
             figures["alone"] = learned_alone(joined.setup, joined.client, self.name, max(1, number))
         self._observer.finished(figures, place)
         return WireMessage({"number": number, "figures": figures})
 
-    def _figures(self, joined: Membership, scored: ClientScores) -> dict[str, Any]:
-        named = {"personal": scored.personal} | ({} if scored.shared == () else {"shared": scored.shared})
-        names = joined.task.metric_names
-        return {who: {name: float(value) for name, value in
-                      zip(names, joined.task.figures(scores.test), strict=True)}
-                for who, scores in named.items()}
-
     def _save(self, joined: Membership, personal: Tree, number: int, newcomer: bool) -> Path:
         """Save what this client predicts with: a state_dict if it is one network."""
-        if is_network := isinstance(personal, Model) and isinstance(joined.task, ModuleTask):
-            tensors: dict[str, Any] = joined.task.module(personal).state_dict()
-        else:
-            tensors = dict(leaves(personal))
+        module = joined.task.module(personal) if isinstance(personal, Model) and isinstance(
+            joined.task, ModuleTask) else None
+        tensors: dict[str, Any] = dict(leaves(personal)) if module is None else module.state_dict()
         about = Manifest.of(joined.setup, joined.client, name=self.name, newcomer=newcomer, number=number,
-                            which="best", tensors="state_dict" if is_network else "parts",
+                            which="best", tensors="parts" if module is None else "state_dict",
                             fitted=joined.remote.federation())
-        save_model(self._directory.directory, tensors, about)
+        about = dataclasses.replace(about, layers=None if module is None else described(module))
+        save_model(self._directory.directory, tensors, about, private=True)
         return self._directory.directory / TENSORS
 
 
@@ -246,8 +269,18 @@ class NotJoined(DescantError):
     """This client must join first."""
 
 
+class Refusal(UsageError):
+    """The server does not take this client."""
+
+
 class Mismatch(UsageError):
     """Server and client do not fit; both may see the reason."""
+
+
+def _rounds(known: dict[str, Any]) -> int:
+    """Of the experiment that was joined."""
+    rounds: int = known["experiment"]["train"]["rounds"]
+    return rounds
 
 
 def _row(tree: Tree) -> Tree:

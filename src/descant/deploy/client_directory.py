@@ -8,17 +8,29 @@ the old one is removed when a later round builds on the new. Files are replaced 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 
-from descant.core.files import write_atomic
+from descant.core.files import private_directory, write_atomic
+from descant.core.sealed import sealed_table, sealed_tensors, unsealed_table, unsealed_tensors
 from descant.core.tree import Tree, leaves, rebuild
 from descant.errors import DescantError
+
+FILES = ("federation.json", "node_id", "model.safetensors", "model.json")
+LEDGER = "ledger.json"
+STATE = re.compile(rf"\.?(state-?\d+\.safetensors|{re.escape(LEDGER)})(\.tmp)?")
+SESSION = re.compile("[0-9a-f]{16}")
+
+
+def open_directory(directory: Path) -> None:
+    """Make the client directory, for this user alone. Whoever needs it first makes it by this."""
+    private_directory(directory, lambda name: name.removeprefix(".").removesuffix(".tmp") in FILES
+                      or SESSION.fullmatch(name) is not None)
 
 
 class ClientDirectory:
@@ -26,25 +38,52 @@ class ClientDirectory:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # private to this user
+        open_directory(directory)
 
     def joined(self) -> dict[str, Any] | None:
         """The federation that the client joined last."""
         path = self.directory / "federation.json"
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict) or not isinstance(found.get("session"), str):
+                raise ValueError("it names no federation")
+            return unsealed_table(found)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DescantError(f"{path} is damaged ({error}): remove it, and the client joins again"
                                ) from None
-        return found if isinstance(found, dict) else None
 
     def join(self, facts: dict[str, Any]) -> None:
-        write_atomic(self.directory / "federation.json", json.dumps(facts, indent=1).encode())
+        write_atomic(self.directory / "federation.json", json.dumps(sealed_table(facts), indent=1).encode(),
+                     private=True)
 
     def states(self, session: str) -> ClientStates:
         return ClientStates(self.directory / session)
+
+    def ledger(self, session: str) -> Ledger:
+        return Ledger(self.directory / session / LEDGER)
+
+
+class Ledger:
+    """How often the server has asked for what, in one federation. It outlives the process: a server gains
+    nothing by waiting for a restart."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            self._times = {str(key): int(times) for key, times in found.items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise DescantError(f"{path} is damaged ({error}): restore it from a backup, or remove it if you "
+                               "trust the server") from None
+
+    def enter(self, what: str, number: int) -> int:
+        """Count a request; returns how many there were, with this one."""
+        key = f"{what} {number}"
+        self._times[key] = self._times.get(key, 0) + 1
+        write_atomic(self._path, json.dumps(self._times).encode(), private=True)
+        return self._times[key]
 
 
 class ClientStates:
@@ -52,7 +91,7 @@ class ClientStates:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        private_directory(directory, STATE.fullmatch)
 
     def rounds(self) -> list[int]:
         found = (path.stem.removeprefix("state") for path in self._directory.glob("state*.safetensors"))
@@ -64,14 +103,16 @@ class ClientStates:
             return template
         path = self._path(number)
         try:
-            with safe_open(path, "pt") as file:
-                found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            found, text = unsealed_tensors(path)  # of older versions: without a check sum and a text
+            if text not in ("", str(number)):
+                raise ValueError(f"it is the state of round {text:.20}")
+            _require_form(found, template)
             return rebuild(template, found)
         except FileNotFoundError:
             known = ", ".join(map(str, self.rounds())) or "none"
             raise DescantError(f"the state of round {number} is not in {self._directory} (there: {known}): "
                                "restore it from a backup") from None
-        except (SafetensorError, OSError, KeyError) as error:
+        except (SafetensorError, OSError, ValueError) as error:
             raise DescantError(f"{path} is damaged ({error}): restore it from a backup") from None
 
     def write(self, number: int, state: Tree, keep: Collection[int]) -> None:
@@ -81,7 +122,16 @@ class ClientStates:
                 self._path(other).unlink()
         # safetensors has no empty files
         tensors = {name: leaf.contiguous() for name, leaf in leaves(state)} or {"nothing": torch.zeros(1)}
-        write_atomic(self._path(number), save(tensors))
+        write_atomic(self._path(number), sealed_tensors(tensors, str(number)), private=True)
 
     def _path(self, number: int) -> Path:
         return self._directory / f"state{number}.safetensors"
+
+
+def _require_form(found: dict[str, torch.Tensor], template: Tree) -> None:
+    """ValueError if tensors are not of the names, types and shapes of a state."""
+    for name, leaf in leaves(template):
+        if name not in found:
+            raise ValueError(f"it has no {name}")
+        if (found[name].dtype, found[name].shape) != (leaf.dtype, leaf.shape):
+            raise ValueError(f"its {name} has another shape or type")

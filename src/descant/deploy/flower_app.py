@@ -26,17 +26,19 @@ from descant.view.federation import ServerDisplay
 from descant.view.federation_client import ClientDisplay
 from descant.view.terminal import make_console
 
+RULES = ("deadline", "at-least", "clip", "max-share", "max-norm")
+
 server_app = ServerApp()
 client_app = ClientApp()
 
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """The run config has experiment (a file), clients and out; optionally deadline, at-least and max-norm."""
+    """The run config has experiment (a file), clients and out; optionally the rules of `RULES`."""
     config = context.run_config
     experiment = load_experiment(Path(_text(config, "experiment")), [])
-    rules = {name: config[key] for name, key in
-             (("deadline", "deadline"), ("at_least", "at-least"), ("max_norm", "max-norm")) if key in config}
+    # Flower's config has no absent values: 0 turns the clipping off, as in `descant server`
+    rules = {key.replace("-", "_"): config[key] or None for key in RULES if key in config}
     clients = config.get("clients")
     if not isinstance(clients, int) or clients < 1:
         raise UsageError(f"clients in the run config must be a whole number of at least 1, not {clients!r}")
@@ -48,13 +50,15 @@ def main(grid: Grid, context: Context) -> None:
 
 @client_app.train()
 def answer(message: Message, context: Context) -> Message:
-    """The node config has name and data; optionally dir and allow (separated by commas)."""
+    """The node config has name and data; optionally dir, allow (separated by commas) and expect (a file)."""
     config = context.node_config
     name = _text(config, "name")
     allow = [entry.strip() for entry in str(config.get("allow", "")).split(",") if entry.strip()]
+    expect = config.get("expect")
+    expected = None if expect is None else load_experiment(Path(str(expect)), [])
     directory = Path(str(config.get("dir", f"descant-{name}")))
     with ClientDisplay(make_console(), name, threading.Event(), True) as display:
-        client = Client(name, _text(config, "data"), directory, display, allow=allow)
+        client = Client(name, _text(config, "data"), directory, display, allow=allow, expected=expected)
         reply = client.reply(from_records(message.content))
     return Message(to_records(reply), reply_to=message)
 

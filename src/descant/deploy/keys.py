@@ -8,20 +8,16 @@ from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
 
 from descant.errors import UsageError
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")  # every server's certificate is also for its own machine
 LONGEST_NAME = 100
 START_ANEW = "make certificates for all clients in another directory"
+CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+OTHER_CURVE = "is not a key on one of the curves P-256, P-384 and P-521"
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -61,7 +57,6 @@ class ServerKeys(NamedTuple):
                    _read_clients(directory / "clients"), _notes(key))
 
     def require_host(self, host: str) -> None:
-        """Raise unless the certificate is for `host`."""
         if host not in self.hosts:
             raise UsageError(f"{self.certificate} is for {', '.join(self.hosts)}, not for {host}: renew it "
                              f"with: descant certificates {self.directory.parent} --host {host}")
@@ -96,11 +91,10 @@ class ClientKeys(NamedTuple):
 
 
 def public_pem(key: PublicKey) -> bytes:
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
-    """The names and addresses in a certificate."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -133,42 +127,38 @@ def _read(path: Path, how: str | None, hint: str = "") -> bytes:
 
 
 def read_certificate(path: Path, how: str | None = None) -> x509.Certificate:
+    data = _read(path, how)
     try:
-        return x509.load_pem_x509_certificate(_read(path, how))
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
+        return x509.load_pem_x509_certificate(data)
+    except ValueError:
         raise UsageError(f"{path} is not a certificate (PEM)") from None
 
 
 def read_private(path: Path, how: str | None = None, hint: str = "") -> PrivateKey:
     data = _read(path, how, hint)
+    is_openssh = b"OPENSSH" in data[:64]
+    load = serialization.load_ssh_private_key if is_openssh else serialization.load_pem_private_key
     try:
-        key = (load_ssh_private_key if b"OPENSSH" in data[:64] else load_pem_private_key)(data, password=None)
+        key = load(data, password=None)
     except TypeError:
         raise UsageError(f"{path} is protected by a password, which a server or client cannot enter: use a "
                          "key without one") from None
     except (ValueError, UnsupportedAlgorithm):
         raise UsageError(f"{path} is not a private key") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not _is_supported(key.curve):
-        raise UsageError(f"{path} is not a key on one of the curves P-256, P-384 and P-521")
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
+        raise UsageError(f"{path} {OTHER_CURVE}")
     return key
 
 
 def read_public(path: Path) -> PublicKey:
+    data = _read(path, None)
     try:
-        key = load_ssh_public_key(_read(path, None))
-    except (ValueError, UnsupportedAlgorithm) as error:
-        if isinstance(error, UsageError):
-            raise
+        key = serialization.load_ssh_public_key(data)
+    except (ValueError, UnsupportedAlgorithm):
         raise UsageError(f"{path} is not a public key (OpenSSH)") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not _is_supported(key.curve):
-        raise UsageError(f"{path} is not a key on one of the curves P-256, P-384 and P-521")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVES):
+        raise UsageError(f"{path} {OTHER_CURVE}")
     return key
-
-
-def _is_supported(curve: ec.EllipticCurve) -> bool:
-    return isinstance(curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1)
 
 
 def is_issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

@@ -21,6 +21,7 @@ TYPES = {str(dtype).removeprefix("torch."): dtype
          for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)}
 MAX_TEXT = 2**20  # characters of facts: experiments and counts are short
 MAX_SIDE = 2**40  # elements along one dimension
+MAX_SIDES = 16  # dimensions: the product of a million sides takes a minute
 
 
 class PackedTensor(NamedTuple):
@@ -118,12 +119,14 @@ def _split(prefix: str, entries: Any, blob: bytes) -> dict[str, PackedTensor]:
     for entry in entries:
         try:
             name, dtype, shape = entry
-            size = TYPES[dtype].itemsize * math.prod(shape)
+            itemsize = TYPES[dtype].itemsize
         except (TypeError, ValueError, KeyError):
             raise Rejected(f"{entry!r:.80} does not describe a tensor") from None
-        if not isinstance(name, str) or name.split(".")[0] != prefix or name in found or not all(
-                isinstance(side, int) and 0 <= side <= MAX_SIDE for side in shape):
+        if not isinstance(name, str) or name.split(".")[0] != prefix or name in found or not (
+                isinstance(shape, list) and len(shape) <= MAX_SIDES and all(
+                    isinstance(side, int) and 0 <= side <= MAX_SIDE for side in shape)):
             raise Rejected(f"{entry!r:.80} does not describe a tensor")
+        size = itemsize * math.prod(shape)
         found[name] = PackedTensor(dtype, tuple(shape), blob[start : start + size])
         start += size
     if start != len(blob):

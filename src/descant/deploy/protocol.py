@@ -12,20 +12,25 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import torch
+
+from descant.algorithms import ALGORITHMS
 from descant.core.federation import Federation
 from descant.core.files import write_atomic
 from descant.core.import_object import require_permitted
 from descant.core.metric import AUROC
 from descant.core.permit import Allowed, opened, ran
 from descant.core.sample import SampleFormat
+from descant.core.sealed import sealed_table, unsealed_table
+from descant.core.splits import Table
 from descant.core.task import Task
 from descant.core.tree import Tree
 from descant.data import DATASETS
 from descant.data.folder import OnNodes
 from descant.data.spec import anchored
-from descant.deploy.federation import ClientInfo, RemoteFederation
 from descant.engine.backends.choose import templates
 from descant.engine.backends.processes import Templates
 from descant.engine.backends.shard import Shard
@@ -39,6 +44,9 @@ from descant.experiment.config import Experiment, differences, override, read_to
 from descant.experiment.run import Run, Setup
 
 PROTOCOL = 1
+MAX_CLIENTS = 10**5  # of a federation
+MAX_ROWS = 10**8  # of a client
+BLOCK = 2**20  # bytes that are hashed at once
 
 
 def load_experiment(file: Path, settings: Sequence[str], allow: Sequence[str] = ()) -> Experiment:
@@ -76,9 +84,13 @@ def tables_of(experiment: Experiment) -> dict[str, Any]:
 def received_experiment(tables: Mapping[str, Any], allow: Allowed = (),
                         expected: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment that a server sent. Code that it names is imported only if it is in `allow`. With
-    `expected`, it must be that one, except for the number of rounds."""
-    if expected is not None and (changed := differences(_comparable(expected), _comparable(tables))):
-        raise UsageError(f"the server's experiment is not the expected one: {changed[0]}")
+    `expected`, it must be that one; it may have fewer rounds."""
+    if expected is not None:
+        if changed := differences(_comparable(expected), _comparable(tables)):
+            raise UsageError(f"the server's experiment is not the expected one: {changed[0]}")
+        asked, agreed = (each.get("train", {}).get("rounds") for each in (tables, expected))
+        if not isinstance(asked, int) or asked > agreed:
+            raise UsageError(f"the server's experiment has {asked!r:.20} rounds, and {agreed} were agreed")
     data = tables.get("data")
     if not isinstance(data, Mapping) or data.get("dataset") not in (OnNodes.name, *DATASETS):
         raise UsageError("the experiment's data are neither with the clients nor a known dataset")
@@ -86,7 +98,12 @@ def received_experiment(tables: Mapping[str, Any], allow: Allowed = (),
         raise UsageError("the experiment names a partition file, which is on another machine")
     permit = opened(allow)
     require_permitted(tables, permit, "the server's experiment: ")
-    return Experiment.parse(tables, permit)
+    try:
+        return Experiment.parse(tables, permit)
+    except UsageError as error:
+        name = tables.get("algorithm", {}).get("name")
+        both = "" if name in ALGORITHMS else f"; the method {name} must be installed here as on the server"
+        raise UsageError(f"the server's experiment: {error}{both}") from None
 
 
 def _comparable(tables: Mapping[str, Any]) -> Any:
@@ -97,6 +114,47 @@ def _comparable(tables: Mapping[str, Any]) -> Any:
 
 def hash_names(names: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps([*names]).encode()).hexdigest()[:16]
+
+
+class ClientInfo(NamedTuple):
+    """A client as the server knows it."""
+
+    name: str
+    train: int  # rows
+    validation: int
+    test: int
+
+
+def _table_of_zeros(sizes: Sequence[int]) -> Table:
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    return Table(np.broadcast_to(np.int64(0), int(offsets[-1])), offsets)
+
+
+class RemoteFederation(Shard):
+    """A federation of which only the sizes are known: every row of every client is the first of two samples
+    of zeros. That is enough to make the model, to weight clients, and to know the shape of an upload."""
+
+    is_remote: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, sample: SampleFormat, clients: Sequence[ClientInfo], dtype: torch.dtype, unseen: int = 0
+           ) -> RemoteFederation:
+        x, y = sample.zeros(dtype)
+        names, *sizes = zip(*clients, strict=True)
+        train, validation, test = map(_table_of_zeros, sizes)
+        return cls(x, y, train, validation, test, sample.classes, names, unseen=unseen)
+
+    def fingerprint(self) -> str:
+        """As of any federation. The indices are all zero, and are not in memory: rows are only claimed."""
+        digest = hashlib.sha256(repr((self.classes, self.names, self.unseen)).encode())
+        for tensor in (self.x, self.y):
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().data)
+        for table in (self.train, self.validation, self.test):
+            digest.update(table.offsets.data)
+            for start in range(0, table.indices.nbytes, BLOCK):
+                digest.update(bytes(min(BLOCK, table.indices.nbytes - start)))
+        return digest.hexdigest()[:16]
 
 
 class Shapes(NamedTuple):
@@ -150,11 +208,11 @@ class RemoteExperiment:
         local = Shard(**{field.name: getattr(remote, field.name) for field in dataclasses.fields(remote)})
         return self.work(task, local)
 
-    def setup(self, task: Task, clients: Sequence[ClientInfo]) -> Setup:
-        """The server's side of a run."""
-        sections = tables_of(self.experiment)
-        return Setup(self.experiment.algorithm, task, self.federation(clients), self.train,
-                     self.experiment.eval, {name: sections[name] for name in ("data", "model")})
+    def setup(self, task: Task, federation: Federation) -> Setup:
+        """One side of the experiment as a run."""
+        sections = self.experiment.dump()
+        return Setup(self.experiment.algorithm, task, federation, self.train, self.experiment.eval,
+                     {name: sections[name] for name in ("data", "model")})
 
     def shapes(self, task: Task) -> Shapes:
         """By a dry run: clients with one row of zeros do a round without batches."""
@@ -167,17 +225,21 @@ class RemoteExperiment:
 
 
 def write_clients(path: Path, remote: RemoteExperiment, clients: Sequence[ClientInfo]) -> None:
-    write_atomic(path, json.dumps({"session": remote.session, "kind": remote.kind.dump(),
-                                   "members": [client._asdict() for client in clients]}, indent=1).encode())
+    table = {"session": remote.session, "kind": remote.kind.dump(),
+             "members": [client._asdict() for client in clients]}
+    write_atomic(path, json.dumps(sealed_table(table), indent=1).encode())
 
 
 def read_clients(path: Path) -> tuple[str, SampleFormat, list[ClientInfo]]:
     """What `write_clients` wrote: the session, the kind of the data, the clients."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = unsealed_table(json.loads(path.read_text(encoding="utf-8")))
         clients = [ClientInfo(**client) for client in found["members"]]
+        if not clients or not all(isinstance(client.name, str) and all(
+                type(rows) is int and 0 <= rows < 2**31 for rows in client[1:]) for client in clients):
+            raise ValueError("its members are no clients")
         return found["session"], SampleFormat.parse(found["kind"]), clients
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DescantError(f"{path} is damaged ({error}): restore it from a backup, or start the federation "
                            "again in another directory") from None
 
@@ -194,4 +256,4 @@ def load_federation_run(place: Path, allow: Allowed = ()) -> Run:
     _, kind, clients = read_clients(place.parent / "federation.json")
     names = hash_names([client.name for client in clients])
     remote = RemoteExperiment(layout.experiment(place, allow), kind, len(clients), names)
-    return runs.load(place, remote.setup(remote.task(), clients))
+    return runs.load(place, remote.setup(remote.task(), remote.federation(clients)))

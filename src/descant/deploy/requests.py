@@ -17,10 +17,11 @@ PAUSE, LONGEST_PAUSE = 0.05, 0.25  # seconds between looks for replies; longer t
 REFRESH = 1.0  # seconds between looks at who is connected
 
 
-def request(transport: ServerTransport, requests: Mapping[int, WireMessage], seconds: float
-            ) -> Iterator[tuple[int, WireMessage | NoReply]]:
-    """Send each client its request; yields its reply, or why there is none, as they come."""
-    deadline = time.monotonic() + seconds
+def request(transport: ServerTransport, requests: Mapping[int, WireMessage], seconds: float,
+            left: float | None = None) -> Iterator[tuple[int, WireMessage | NoReply]]:
+    """Send each client its request; yields its reply, or why there is none, as they come. Of the seconds that
+    a client has, and that are told, fewer may be left."""
+    deadline = time.monotonic() + (seconds if left is None else left)
     unanswered = dict(requests)
     sent: dict[str, tuple[int, str]] = {}  # request -> client, and since when that was connected
     online, looked, pause = transport.connected(), time.monotonic(), PAUSE
@@ -28,8 +29,8 @@ def request(transport: ServerTransport, requests: Mapping[int, WireMessage], sec
         while unanswered:
             ready = unanswered.keys() & online.keys() - {client for client, _ in sent.values()}
             if ready:
-                left = max(0.0, deadline - time.monotonic())
-                ids = transport.send({client: unanswered[client].encode() for client in ready}, left)
+                rest = max(0.0, deadline - time.monotonic())
+                ids = transport.send({client: unanswered[client].encode() for client in ready}, rest)
                 sent |= {id: (client, online[client].since) for client, id in ids.items()}
             if not sent:  # the others are not connected
                 break

@@ -7,44 +7,61 @@ names and their numbers of rows; it has no row and no client state.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from descant.core.algorithm import Message, Round
+from descant.core.algorithm import Message, Round, at_most
 from descant.core.files import locked, write_atomic
 from descant.core.sample import SampleFormat
-from descant.core.tree import take
-from descant.data.spec import DataSpec
+from descant.core.tree import nbytes, take
 from descant.deploy import backend
 from descant.deploy.backend import RemoteBackend, Rules
 from descant.deploy.client_manager import ClientManager, ConnectedClient, raise_failure
 from descant.deploy.messages import WireMessage
-from descant.deploy.protocol import RemoteExperiment, hash_names, read_clients, tables_of, write_clients
+from descant.deploy.protocol import (
+    ClientInfo,
+    RemoteExperiment,
+    hash_names,
+    read_clients,
+    tables_of,
+    write_clients,
+)
 from descant.deploy.transport import NoReply, Rejected, ServerTransport
 from descant.engine.personal import message_for
-from descant.errors import UsageError
+from descant.engine.rounds import Training
+from descant.engine.work import LocalResult
+from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
+from descant.experiment import observe
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run
+from descant.models import ModelSpec
 
+MANY = 1000  # clients
 PAUSE = 0.5  # seconds between looks for clients
 
 
-class Observer(backend.Observer, runs.Observer, Protocol):
+class Observer(backend.Observer, observe.Observer, Protocol):
     """Told about the whole federation."""
 
     def refused(self, name: str, reason: str) -> None:
         """A client that cannot take part."""
 
     def gathered(self, names: Sequence[str], what: str, parameters: int, rounds: int) -> None: ...
+
+    def noted(self, text: str) -> None: ...
+
+    def differing(self, some: Sequence[str], others: Sequence[str], how: str) -> None:
+        """The samples of connected clients do not fit together, and nobody can tell who is right."""
 
     def served(self, name: str, figures: dict[str, Any]) -> None:
         """A client has its model."""
@@ -57,6 +74,7 @@ def run_server(experiment: Experiment, transport: ServerTransport, out: Path, cl
     if rules.at_least > clients:
         raise UsageError(f"at least {rules.at_least} clients must reply in every round, but there are "
                          f"{clients}: lower it")
+    _require_enough(experiment, clients)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         manager = ClientManager(transport, tables_of(experiment), observer.refused)
@@ -67,7 +85,11 @@ def run_server(experiment: Experiment, transport: ServerTransport, out: Path, cl
         observer.gathered(manager.names, str(remote), task.dim, remote.train.rounds)
         if (out / "run" / "config.toml").exists() and layout.rounds(out / "run") < remote.train.rounds:
             (out / "clients.json").unlink(missing_ok=True)  # more rounds, other models
-        run = runs.lead(remote.setup(task, infos), out / "run",
+        setup = dataclasses.replace(remote.setup(task, remote.federation(infos)), most=rules.max_share)
+        transport.expect(max(nbytes(result._replace(state=()) if isinstance(result, LocalResult) else result)
+                             for result in shapes.results.values()))
+        _tell_bounded(infos, rules.max_share, observer)
+        run = runs.lead(setup, out / "run",
                         lambda run: RemoteBackend(run, remote, shapes, manager, rules, observer), observer)
         delivery = ModelDelivery(run, remote, manager, rules, observer, out / "clients.json", alone)
         delivery.deliver()
@@ -75,6 +97,25 @@ def run_server(experiment: Experiment, transport: ServerTransport, out: Path, cl
             time.sleep(PAUSE)
             delivery.deliver()
     return run
+
+
+def _require_enough(experiment: Experiment, clients: int) -> None:
+    """Raise what the method says about so few clients, before any is waited for. Their data are not known:
+    other data and another model stand in, and what is wrong with these is wrong with many clients, too."""
+    stand_in = dataclasses.replace(experiment, model=ModelSpec.parse({"name": "mclr"}))
+
+    def begin(count: int) -> None:
+        remote = RemoteExperiment(stand_in, SampleFormat((2,), target_dtype="int64", classes=2), count, "")
+        Training(remote.local_work(remote.task()), remote.train)
+
+    try:
+        begin(clients)
+    except Exception:
+        try:
+            begin(MANY)
+        except Exception:
+            return
+        raise
 
 
 def _gather(experiment: Experiment, manager: ClientManager, path: Path, clients: int, observer: Observer
@@ -92,21 +133,58 @@ def _gather(experiment: Experiment, manager: ClientManager, path: Path, clients:
                              "choose another --out")
         manager.begin(remote, names, infos)
         return remote
-    while len(found := manager.connected()) < clients:
+    while True:
+        remote = _formed(experiment, manager, clients, observer)
+        remote.shapes(remote.task())  # whatever the server can know does not fit is said before anybody joins
+        if (joined := manager.join_all()) is not None:
+            remote.federation(joined)  # before it is written down
+            write_clients(path, remote, joined)
+            return remote
+
+
+def _formed(experiment: Experiment, manager: ClientManager, clients: int, observer: Observer
+            ) -> RemoteExperiment:
+    """Wait until so many clients are connected whose samples fit together. Those that do not fit most of the
+    others are refused: whoever comes first need not be right."""
+    manager.reset()
+    while len(group := _largest_group(found := manager.connected())) < clients:
+        others = {name for name in found if name not in group}
+        if len(group) > len(others) > 0 and len(group) > 1:
+            manager.refuse(others, found[group[0]].kind)
+        elif others:
+            how = found[group[0]].kind.differs(found[min(others)].kind)
+            observer.differing(group, sorted(others), str(how))
         observer.waiting(len(found), clients, sorted(found))
         time.sleep(PAUSE)
-    names = tuple(sorted(found)[:clients])
-    kind = SampleFormat.common([found[name].kind for name in names], _classes(experiment.data))
+    names = tuple(group[:clients])
+    schema = experiment.data.schema
+    classes = None if schema is None or schema.classes is None else len(schema.classes)
+    kind = SampleFormat.common([found[name].kind for name in names], classes)
     remote = RemoteExperiment(experiment, kind, clients, hash_names(names))
     manager.begin(remote, names, [])
-    write_clients(path, remote, manager.join_all())
     return remote
 
 
-def _classes(spec: DataSpec) -> int | None:
-    """The number of classes, if the experiment has a schema with them."""
-    schema = spec.schema
-    return None if schema is None or schema.classes is None else len(schema.classes)
+def _largest_group(found: Mapping[str, ConnectedClient]) -> list[str]:
+    """The names of most clients whose samples fit together; of equal groups that with the first name."""
+    groups: list[list[str]] = []
+    for name in sorted(found):
+        for group in groups:
+            if found[group[0]].kind.differs(found[name].kind) is None:
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return max(groups, key=len, default=[])
+
+
+def _tell_bounded(infos: Sequence[ClientInfo], share: float, observer: Observer) -> None:
+    rows = torch.tensor([info.train for info in infos]).double()
+    counted = at_most(rows, share)
+    for info, own, counts in zip(infos, rows / rows.sum(), counted / counted.sum(), strict=True):
+        if counts < own:
+            observer.noted(f"{info.name} has {100 * own:.3g} % of the training rows; by rows it counts for "
+                           f"{100 * counts:.3g} % (--max-share)")
 
 
 class ModelDelivery:
@@ -116,7 +194,7 @@ class ModelDelivery:
                  observer: Observer, path: Path, alone: bool) -> None:
         self._run, self._remote, self._manager, self._rules = run, remote, manager, rules
         self._observer, self._path, self._alone = observer, path, alone
-        self._served: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self._served = read_served(path)
         self._failed: dict[str, str] = {}  # name -> connected since: not asked again until it reconnects
 
     def deliver(self) -> None:
@@ -151,10 +229,9 @@ class ModelDelivery:
         names, population = (*self._manager.names, newcomer.name), self._remote.clients
         remote = RemoteExperiment(self._remote.experiment, self._remote.kind, len(names), hash_names(names),
                                   unseen=1)
-        found = self._remote.kind.differs(newcomer.kind) or self._manager.join(
-            address, remote, population, newcomer.name)
-        if isinstance(found, str):
-            self._record(newcomer, NoReply(found, True))
+        found = self._manager.join(address, remote, population, newcomer.name)
+        if isinstance(found, NoReply):
+            self._record(newcomer, found)
             return
         number, server, _ = self._run.snapshot("best")
         work = self._run.work
@@ -177,6 +254,21 @@ class ModelDelivery:
         self._served[client.name] = figures
         write_atomic(self._path, json.dumps(self._served, indent=1).encode())
         self._observer.served(client.name, figures)
+
+
+def read_served(path: Path) -> dict[str, Any]:
+    """The figures of the clients that have their models, by name."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        numbers = [value for client in found.values() for who in client.values() for value in who.values()]
+        if not all(value is None or type(value) in (int, float) for value in numbers):
+            raise ValueError("its figures are not numbers")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise DescantError(f"{path} is damaged ({error}): remove it, and the clients make their models again"
+                           ) from None
+    return dict(found)
 
 
 def _figures(table: dict[str, Any]) -> dict[str, Any]:

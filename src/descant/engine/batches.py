@@ -7,27 +7,27 @@ Clients of equal size pay for neither. The padding of a client is its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from descant.core import meter, random
-from descant.core.federation import Federation
 from descant.core.fields import Checked, hyper
 from descant.core.kernels.lift import over_clients
 from descant.core.splits import SplitName, Table
 from descant.core.task import BLOCK, Batch, inputs
 from descant.core.tree import Tree, map_tree
+from descant.engine.pool import Pool
+from descant.engine.steps import lookup, step_batches
 from descant.errors import UsageError
 
-SCORED = 128  # rows per pass where a split is only predicted
 GATHERED = 2**20  # bytes of samples that are looked up at once: they stay in the cache
 
 
@@ -48,12 +48,17 @@ class LocalWork(Checked):
 
         Where a step takes several batches, there are as many steps as there would be of one batch.
         """
-        whole, rest = divmod(size, batch)
-        epoch = np.array([batch] * whole + [rest] * (rest > 0), np.int64)
-        steps = self.steps if self.epochs is None else self.epochs * len(epoch)
-        if not steps:
-            return epoch[:0]
-        return np.resize(epoch, steps * per_step)
+        return _batch_sizes(self, size, batch, per_step)
+
+
+@lru_cache(1024)
+def _batch_sizes(work: LocalWork, size: int, batch: int, per_step: int) -> np.ndarray:
+    whole, rest = divmod(size, batch)
+    epoch = np.array([batch] * whole + [rest] * (rest > 0), np.int64)
+    steps = work.steps if work.epochs is None else work.epochs * len(epoch)
+    found = np.resize(epoch, steps * per_step) if steps else epoch[:0]
+    found.flags.writeable = False
+    return found
 
 
 class ClientTensors(NamedTuple):
@@ -75,8 +80,7 @@ class ClientTensors(NamedTuple):
 class Plan:
     """What is known of a chunk before it runs; the same for all its clients."""
 
-    x: Tensor  # [n, ...] the pool
-    y: Tensor  # [n, ...]
+    pool: Pool
     dtype: torch.dtype
     clients: int
     per_step: int  # batches that each local step takes
@@ -86,14 +90,16 @@ class Plan:
     active: tuple[int, ...]  # how many clients have this batch
     full_pass: int  # gradient steps of a pass over all training rows, summed over the chunk
     draws: bool  # whether the task needs random numbers
+    slices: Mapping[SplitName, slice]  # the chunk's rows of a split, where each client has as many
 
 
 class View:
     """One client's data in one round: the `ClientData` of the interface."""
 
-    def __init__(self, plan: Plan, tensors: ClientTensors) -> None:
+    def __init__(self, plan: Plan, tensors: ClientTensors, counts: Tensor | None = None) -> None:
         self._plan = plan
         self._tensors = tensors
+        self._counts = counts  # [sum of widths, ...] of the rows of all batches
         self.size = tensors.size
         self.steps = tensors.steps
         self.truth: Tensor | None = tensors.truth if isinstance(tensors.truth, Tensor) else None
@@ -114,6 +120,25 @@ class View:
             opened.stand_for(plan.clients, None)
         return carry
 
+    def together(self, work: Callable[..., tuple[Tensor, ...]], *own: Tensor | None, which: int = 0
+                 ) -> tuple[Tensor, ...] | None:
+        plan, tensors = self._plan, self._tensors
+        if not plan.widths:  # without a step, what one model is for all stays so
+            return None
+
+        def run(steps: Tensor, rows: Tensor, lengths: Tensor, key: Tensor, *theirs: Tensor | None
+                ) -> tuple[Tensor, ...]:
+            if min(plan.active, default=plan.clients) == plan.clients:
+                return work(step_batches(plan, which, rows, lengths, key, theirs[0]), *theirs[1:])
+            # who has the most steps comes first, so that those who take a step are the first so many
+            order = steps.argsort(descending=True, stable=True)
+            counts, *mine = [None if t is None else t[order] for t in theirs]
+            found = work(step_batches(plan, which, rows[order], lengths[order], key[order], counts), *mine)
+            back = order.argsort()
+            return tuple([t[back] for t in found])
+
+        return over_clients(run, self.steps, tensors.rows, tensors.lengths, tensors.key, self._counts, *own)
+
     def mean(self, f: Callable[[Batch], Tree], split: Literal["train", "validation"] = "train") -> Tree:
         _, count = self._split(split)
         opened, total = meter.current(), None
@@ -128,25 +153,52 @@ class View:
             opened.stand_for(self._plan.clients, None)
         return total
 
+    def each(self, f: Callable[[Batch], Tensor]) -> Tensor:
+        return torch.cat([f(batch) for batch in self.blocks("train")])
+
+    def counted(self, counts: Tensor) -> View:
+        def found(rows: Tensor, train: Tensor, counts: Tensor) -> tuple[Tensor]:
+            order = train.argsort(1)  # a client's rows may lie anywhere
+            at = order.gather(1, torch.searchsorted(train.gather(1, order), rows))
+            return (counts[torch.arange(len(at))[:, None], at],)
+
+        own = (self._tensors.rows, self._tensors.train, counts)
+        looked_up = over_clients(found, *own) or [each[0] for each in found(*[t[None] for t in own])]
+        return View(self._plan, self._tensors, looked_up[0])
+
     def blocks(self, split: SplitName) -> Iterator[Batch]:
         """All rows of a split, a bounded number at a time; padded to the longest of the chunk."""
         rows, count = self._split(split)
         for start in range(0, len(rows), BLOCK):
             block = rows[start : start + BLOCK]
             weight = start + torch.arange(len(block)) < count
-            yield Batch(self._samples(block), self._plan.y[block], weight)
+            yield Batch(self._samples(split, block), self._plan.pool.part(split).y[block], weight)
 
-    def samples(self, split: SplitName) -> Iterator[Tensor]:
-        """The samples of a split, padded, in blocks that are small enough for the cache."""
+    def samples(self, split: SplitName, at_once: int) -> Iterator[Tensor]:
+        """The samples of a split, padded, so many at a time."""
         rows, _ = self._split(split)
-        for start in range(0, len(rows), SCORED):
-            yield self._samples(rows[start : start + SCORED])
+        whole = self._slice(split, rows)
+        for start in range(0, len(rows), at_once):
+            block = slice(start, start + at_once)
+            yield self._samples(split, rows[block]) if whole is None else inputs(
+                whole[block], self._plan.dtype)
 
     def targets(self, split: SplitName, with_x: bool) -> Batch:
         """The targets of a split, padded; with the samples, which are large, only if asked for."""
         rows, count = self._split(split)
-        x = self._samples(rows) if with_x else rows[:0]
-        return Batch(x, self._plan.y[rows], torch.arange(len(rows)) < count)
+        x = self._samples(split, rows) if with_x else rows[:0]
+        weight = None if split in self._plan.slices else torch.arange(len(rows)) < count
+        return Batch(x, self._plan.pool.part(split).y[rows], weight)
+
+    def _slice(self, split: SplitName, rows: Tensor) -> Tensor | None:
+        """The samples of a split where they lie, if all clients of the chunk have as many, side by side."""
+        plan = self._plan
+
+        def found(rows: Tensor) -> tuple[Tensor]:
+            return (plan.pool.part(split).x[plan.slices[split]].unflatten(0, rows.shape),)
+
+        views = over_clients(found, rows) if split in plan.slices else None
+        return None if views is None else views[0]
 
     def _split(self, split: SplitName) -> tuple[Tensor, Tensor]:
         part = ("train", "validation", "test").index(split)
@@ -154,27 +206,26 @@ class View:
 
     def _batches(self) -> Iterator[Batch]:
         plan, start = self._plan, 0
-        y = plan.y[self._tensors.rows]  # of all batches at once: targets are small
+        y = plan.pool.train.y[self._tensors.rows]  # of all batches at once: targets are small
         for batches in plan.gathered:
-            first = start
-            found = self._lookup(self._tensors.rows[start : start + sum(plan.widths[b] for b in batches)])
+            first, stop = start, start + sum(plan.widths[b] for b in batches)
+            found = self._lookup("train", self._tensors.rows[first:stop])
             for b in batches:
                 stop = start + plan.widths[b]
                 weight = None if plan.whole[b] else torch.arange(stop - start) < self._tensors.lengths[b]
                 key = random.fold(self._tensors.key, b) if plan.draws else None
                 x = self._inputs(found, start - first, stop - first)
-                yield Batch(x, y[start:stop], weight, key)
+                counts = None if self._counts is None else self._counts[start:stop]
+                yield Batch(x, y[start:stop], weight, key, counts)
                 start = stop
 
-    def _samples(self, rows: Tensor) -> Tensor:
-        return inputs(self._lookup(rows), self._plan.dtype)
+    def _samples(self, split: SplitName, rows: Tensor) -> Tensor:
+        return inputs(self._lookup(split, rows), self._plan.dtype)
 
-    def _lookup(self, rows: Tensor) -> Tensor:
+    def _lookup(self, split: SplitName, rows: Tensor) -> Tensor:
         """Samples as they lie in the pool."""
         def found(rows: Tensor) -> tuple[Tensor]:
-            x = self._plan.x
-            # several times faster than indexing
-            return (F.embedding(rows, x.reshape(len(x), -1)).reshape(*rows.shape, *x.shape[1:]),)
+            return (lookup(self._plan.pool.part(split).x, rows),)
 
         return (over_clients(found, rows) or found(rows))[0]
 
@@ -192,7 +243,7 @@ def _where(condition: Tensor, new: Tree, old: Tree) -> Tree:
 
 
 def plan_chunk(
-    federation: Federation,
+    pool: Pool,
     clients: np.ndarray,
     *,
     seed: int,
@@ -211,43 +262,32 @@ def plan_chunk(
     The batches of a client depend on (seed, purpose, number, client) and on its own rows only. With
     `disjoint`, each of the batches of a step is drawn from a share of the rows of its own.
     """
-    sizes = federation.train.sizes[clients]
+    table = pool.train.table
+    sizes = table.sizes[clients]
     per_pass = [int(n) if batch == "full" else batch for n in sizes]
-    owned = [_shares(federation.train[int(client)], per_step if disjoint else 1) for client in clients]
+    owned = [_shares(table[int(client)], per_step if disjoint else 1) for client in clients]
     lengths = [_lengths(shares, b, work, per_step) for shares, b in zip(owned, per_pass, strict=True)]
     batches = np.array([len(each) for each in lengths], np.int64)
     shape = np.zeros((len(clients), batches.max()), np.int64)
     for k, each in enumerate(lengths):
         shape[k, : len(each)] = each
     widths = shape.max(0)
-    starts = np.concatenate([[0], np.cumsum(widths)])
     is_active = shape > 0
+    streams = (random.stream(seed, f"batches.{purpose}", number, int(client)) for client in clients)
+    # whose batches are as wide as the widest, but for the last one
+    is_dense = ((shape == widths) | (np.arange(len(widths)) >= batches[:, None] - 1)).all(1)
+    rows, keys = _drawn(streams, owned, lengths, widths, is_dense, batch == "full")
 
-    rows = np.empty((len(clients), int(widths.sum())), np.int64)
-    keys = np.zeros(len(clients), np.int64)
-    for k, (client, each) in enumerate(zip(clients, lengths, strict=True)):
-        if not len(each):  # without batches there is nothing to draw
-            rows[k] = owned[k][0][0]
-            continue
-        generator = random.stream(seed, f"batches.{purpose}", number, int(client))
-        keys[k] = generator.integers(2**63)
-        order = _order(generator, owned[k], each, batch == "full")
-        if len(order) == len(rows[k]):  # as many as anybody: nothing to fill up
-            rows[k] = order
-            continue
-        rows[k] = owned[k][0][0]
-        offset = np.arange(len(order)) - np.repeat(np.cumsum(each) - each, each)
-        rows[k, np.repeat(starts[: len(each)], each) + offset] = order
-
-    tables = {split: _padded(federation.split(split), clients) if split in splits
+    tables = {split: _padded(pool.part(split).table, clients) if split in splits
               else np.zeros((len(clients), 0), np.int64) for split in ("train", "validation", "test")}
-    counts = np.stack([federation.split(s).sizes[clients] for s in ("train", "validation", "test")], 1)
+    counts = np.stack([pool.part(s).table.sizes[clients] for s in ("train", "validation", "test")], 1)
     plan = Plan(
-        federation.x, federation.y, dtype, len(clients), per_step, tuple(widths.tolist()),
-        _groups(widths, GATHERED // max(1, len(clients) * federation.x[0].nbytes)),
+        pool, dtype, len(clients), per_step, tuple(widths.tolist()),
+        _groups(widths, GATHERED // max(1, len(clients) * pool.train.x[0].nbytes)),
         tuple(((shape == widths) | ~is_active).all(0).tolist()), tuple(is_active.sum(0).tolist()),
         int(sum(-(-int(n) // b) for n, b in zip(sizes, per_pass, strict=True))),
         draws,
+        {split: found for split in splits if (found := pool.part(split).slice_of(clients)) is not None},
     )
     tensors = ClientTensors(
         torch.from_numpy(sizes).to(dtype), torch.from_numpy(batches // per_step).to(dtype),
@@ -256,6 +296,28 @@ def plan_chunk(
         torch.from_numpy(tables["test"]), torch.from_numpy(counts),
     )
     return plan, tensors
+
+
+def _drawn(streams: Iterable[np.random.Generator], owned: list[list[np.ndarray]], lengths: list[np.ndarray],
+           widths: np.ndarray, is_dense: np.ndarray, in_order: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of all batches end to end, of each client in batches as wide as the widest, filled up with its
+    first row; and a key for each client, from which its other random numbers follow."""
+    starts = np.concatenate([[0], np.cumsum(widths)])
+    rows = np.empty((len(owned), starts[-1]), np.int64)
+    keys = np.zeros(len(owned), np.int64)
+    for k, (stream, shares, each) in enumerate(zip(streams, owned, lengths, strict=True)):
+        if not len(each):  # without batches there is nothing to draw
+            rows[k] = shares[0][0]
+            continue
+        keys[k] = random.first_key(stream)
+        order = _order(stream, shares, each, in_order)
+        if is_dense[k]:  # nothing to fill up in between
+            rows[k, : len(order)], rows[k, len(order) :] = order, shares[0][0]
+            continue
+        rows[k] = shares[0][0]
+        offset = np.arange(len(order)) - np.repeat(np.cumsum(each) - each, each)
+        rows[k, np.repeat(starts[: len(each)], each) + offset] = order
+    return rows, keys
 
 
 def _groups(widths: np.ndarray, rows: int) -> tuple[range, ...]:
@@ -297,7 +359,7 @@ def _shuffled(generator: np.random.Generator, own: np.ndarray, count: int, in_or
     """The first `count` rows of a client's endless sequence of shuffled epochs."""
     epochs = -(-count // len(own))
     parts = [own if in_order else generator.permutation(own) for _ in range(epochs)]
-    return np.concatenate([own[:0], *parts])[:count]
+    return parts[0][:count] if epochs == 1 else np.concatenate([own[:0], *parts])[:count]
 
 
 def _padded(table: Table, clients: np.ndarray) -> np.ndarray:

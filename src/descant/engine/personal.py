@@ -1,6 +1,6 @@
 """A client's personal model.
 
-A client that took part gets `broadcast` and runs `personalize`; any other gets `newcomer` and runs `adapt`.
+A client that took part gets `participant` and runs `personalize`; any other gets `newcomer` and runs `adapt`.
 The server makes the message. The job is done where the client's rows are: by a backend, or on a node.
 """
 
@@ -38,7 +38,7 @@ def job_for(is_newcomer: bool, *, score: bool = False) -> Job:
 def message_for(algorithm: Algorithm, server: Tree, round: Round, is_newcomer: bool, *, score: bool = False
                 ) -> Message:
     """What the server sends for that job."""
-    message = (algorithm.newcomer if is_newcomer else algorithm.broadcast)(server, round)
+    message = (algorithm.newcomer if is_newcomer else algorithm.participant)(server, round)
     return to_score(message, algorithm.global_model(server)) if score else message
 
 

@@ -67,6 +67,9 @@ class Training:
             raise UsageError(f'train.participation = "all" does not fit {work.algorithm.name}: its clients\' '
                              "states may move only when their uploads are aggregated; "
                              'use "cohort", or cohort = "all"')
+        if work.algorithm.needs_validation and not federation.validation.sizes.any():
+            raise UsageError(f"{work.algorithm.name} works with validation rows, and no client has any: "
+                             "set data.validation above 0, such as 0.2")
         self.initial = work.task.init()
         everyone = np.arange(federation.population)
         self.server: Tree = work.algorithm.init_server(work.task, self.initial, self.round_of(everyone))
@@ -93,7 +96,8 @@ class Training:
         if self.is_opening:
             return np.arange(population), np.arange(population)
         generator = stream(self.train.seed, "cohort", self.number)
-        cohort = np.sort(generator.choice(population, self._cohort_size, replace=False))
+        chances = self.work.federation.weights if self.train.sampling == "samples" else None
+        cohort = np.sort(generator.choice(population, self._cohort_size, replace=False, p=chances))
         everyone = np.arange(population) if self.train.participation == "all" else cohort
         others = np.setdiff1d(everyone, cohort, assume_unique=True)
         if self.train.drop:
@@ -143,7 +147,8 @@ class Training:
 
         taken: LocalResult = _chosen(result, kept, len(done))
         uploads = _chosen(taken.upload, np.flatnonzero(counted), len(counted))
-        server, info = self.work.algorithm.aggregate(self.server, uploads, self.round_of(accepted[counted]))
+        method = self.work.at(self.number).algorithm
+        server, info = method.aggregate(self.server, uploads, self.round_of(accepted[counted]))
         weights = info.get("client_weights")
         self.averaged = None if weights is None else ServerWeights(accepted[counted], weights)
         info = {key: value for key, value in info.items() if key != "client_weights"}

@@ -19,6 +19,8 @@ class Train(Checked):
     cohort: int | Literal["all"] = hyper("all", "clients sampled in each round", ge=1)
     batch: int | Literal["full"] = hyper(20, "samples in a batch", ge=1)
     local: LocalWork = hyper(LocalWork(steps=20), "a client's work: { steps = n } or { epochs = n }")
+    sampling: Literal["uniform", "samples"] = hyper(
+        "uniform", "who is sampled: all clients alike, or by their numbers of training rows")
     participation: Literal["cohort", "all"] = hyper(
         "cohort", "who trains: the cohort, or everyone with only the cohort aggregated")
     patience: int | None = hyper(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,6 +61,7 @@ class MappedArray:
         self._row_bytes = template.numel() * template.element_size()
         dtype = template.numpy().dtype
         self._file = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT, 0o644)
+        weakref.finalize(self, os.close, self._file)  # also where Python ends, and modules are gone already
         if not read_only:
             os.ftruncate(self._file, population * self._row_bytes)
         self._rows = np.memmap(path, dtype, "r", shape=(population, *template.shape))
@@ -71,10 +73,6 @@ class MappedArray:
         for client, row in zip(clients.tolist(), rows.contiguous().numpy(), strict=True):
             _write_all(self._file, row.tobytes(), client * self._row_bytes)
         os.fdatasync(self._file)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)
 
 
 def require_files(directory: Path, template: Tree, population: int) -> None:

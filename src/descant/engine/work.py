@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from descant.core.algorithm import Algorithm, Message, Round
+from descant.core.algorithm import Algorithm, Message, Round, at_most
 from descant.core.federation import Federation
 from descant.core.kernels.lift import is_transformed
 from descant.core.meter import Meter, metered
@@ -27,7 +27,9 @@ from descant.core.task import Task
 from descant.core.tree import Tree, concat, leaves, map_tree, stack, take
 from descant.core.vector import Model
 from descant.engine.batches import LocalWork, Plan, View, plan_chunk
+from descant.engine.pool import Pool, Pools
 from descant.errors import DescantError
+from descant.priors.schedule import at_round
 from descant.theory.truth import identified, total_error, true_models
 
 CPU = torch.device("cpu")
@@ -93,13 +95,25 @@ class Work:
     batch: int | Literal["full"]
     local: LocalWork
     device: torch.device = CPU
+    most: float = 1.0  # the largest share of one client in an average, where their claims are not trusted
     ranks: bool = False  # whether scores include the AUROC, which tallies cannot give
     templates: dict[Job, Tree] = field(default_factory=dict)  # filled by `rehearse`
+    pools: Pools = field(default_factory=Pools, repr=False)
 
     def round_of(self, clients: np.ndarray, number: int) -> Round:
         """The facts of a round for a group of clients."""
-        sizes = torch.from_numpy(self.federation.train.sizes[clients]).to(self.task.dtype)
-        return Round(self.seed, number, torch.from_numpy(clients), sizes, self.federation.population)
+        sizes = torch.from_numpy(self.federation.train.sizes)
+        if self.most < 1:
+            population = self.federation.population
+            sizes = torch.cat([at_most(sizes[:population], self.most), sizes[population:]])
+        sizes = sizes[torch.from_numpy(clients)].to(self.task.dtype)
+        return Round(self.seed, number, torch.from_numpy(clients), sizes, self.federation.population,
+                     self.most)
+
+    def at(self, number: int) -> Work:
+        """The work of a round: step sizes may follow a schedule."""
+        method = at_round(self.algorithm, number)
+        return self if method is self.algorithm else dataclasses.replace(self, algorithm=method)
 
     def execute_one(self, job: Job, client: int, number: int, message: Message, state: Tree
                     ) -> tuple[Tree, int]:
@@ -113,14 +127,14 @@ class Work:
     def execute(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         """Run one chunk. `message.each` and `states` have a row per client."""
         start = time.perf_counter()
-        outcome = self._execute(job, clients, number, message, states)
+        outcome = self.at(number)._execute(job, clients, number, message, states)
         return outcome._replace(seconds=time.perf_counter() - start)
 
     def _execute(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         if len(clients) > 1 and self.task.alone is None:
             try:
                 values, meter = self._together(job, clients, number, message, states)
-                if wrong := _misfit(take(values, 0), self.templates.get(job)):
+                if wrong := misfit(take(values, 0), self.templates.get(job)):
                     raise TypeError(wrong)
                 return Outcome(np.arange(len(clients)), values, {}, meter.grad_steps,
                                gathering=meter.gathering)
@@ -144,7 +158,7 @@ class Work:
                 continue
             grad_steps += meter.grad_steps
             gathering += meter.gathering
-            if wrong := _misfit(value, self.templates.get(job)):
+            if wrong := misfit(value, self.templates.get(job)):
                 failed[k] = wrong
                 continue
             done.append(k)
@@ -176,6 +190,11 @@ class Work:
             value = _JOBS[job](self, message, state, View(plan, own), meter)
         return self._back(value), meter
 
+    def view(self, job: Job, client: int, number: int) -> View:
+        """What ONE client sees of its data in a job."""
+        plan, tensors = self._plan(job, np.array([client]), number)
+        return View(plan, take(tensors, 0))
+
     def _plan(self, job: Job, clients: np.ndarray, number: int) -> tuple[Plan, Any]:
         work, splits = self.local, _SPLITS[job]
         purpose = "local" if job in ("local", "opening") else "personal"
@@ -183,23 +202,26 @@ class Work:
             work = LocalWork(steps=0)
         elif purpose == "personal" and work.steps != 0 and (n := self.algorithm.personal_steps()) is not None:
             work = LocalWork(steps=n)
-        plan, tensors = plan_chunk(self.federation, clients, seed=self.seed, purpose=purpose, number=number,
+        plan, tensors = plan_chunk(self.pool, clients, seed=self.seed, purpose=purpose, number=number,
                                    batch=self.batch, work=work, per_step=self.algorithm.batches_per_step(),
-                                   dtype=self.task.dtype, draws=self.task.draws, splits=splits,
+                                   dtype=self.task.dtype, splits=splits,
+                                   draws=self.task.draws or self.algorithm.draws,
                                    disjoint=self.algorithm.disjoint_batches)
-        if self.device != CPU:
-            plan = dataclasses.replace(plan, x=self._pool[0], y=self._pool[1])
         if "test" in splits and (truth := true_models(self.task, self.federation)) is not None:
             tensors = tensors._replace(truth=truth[clients])
         return plan, tensors
 
     # -- the device --------------------------------------------------------------------------------
 
-    @cached_property
-    def _pool(self) -> tuple[Tensor, Tensor]:
-        """The samples on the device, moved once, together with the constants of the task's module."""
-        self.task.move_to(self.device)
-        return self.federation.x.to(self.device), self.federation.y.to(self.device)
+    @property
+    def pool(self) -> Pool:
+        """The samples, on the device; made once, when they are first asked for."""
+        return self.pools.of(self.federation, self._arranged)
+
+    def _arranged(self) -> Pool:
+        if self.device != CPU:  # with the constants of the task's module
+            self.task.move_to(self.device)
+        return Pool.of(self.federation, self.task.dtype).to(self.device)
 
     def _placed(self) -> AbstractContextManager[Any]:
         """New tensors are made on the device."""
@@ -273,7 +295,7 @@ def _scored(work: Work, personal: Tree, model: Tree, data: View) -> ClientScores
         predict.append(partial(work.task.predict, model))
 
     def tallies(split: SplitName) -> tuple[list[Tensor], list[Tensor]]:
-        outputs = [[each(x) for each in predict] for x in data.samples(split)]
+        outputs = [[each(x) for each in predict] for x in data.samples(split, work.task.rows_at_once)]
         targets = data.targets(split, with_x=work.task.scores_need_x)
         whole = [torch.cat(blocks) for blocks in zip(*outputs, strict=True)]
         return ([work.task.tally(each, targets) for each in whole],
@@ -318,7 +340,7 @@ _SPLITS: dict[Job, tuple[SplitName, ...]] = {
 }
 
 
-def _misfit(value: Tree, template: Tree | None) -> str | None:
+def misfit(value: Tree, template: Tree | None) -> str | None:
     """How a result differs in form from its template, or None."""
     if template is None:
         return None

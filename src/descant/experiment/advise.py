@@ -7,20 +7,20 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
+from descant.core.plain import plain
 from descant.core.threads import one_thread
 from descant.engine.backends.base import InProcess
 from descant.engine.rounds import NobodyLeft, Training
 from descant.errors import UsageError
+from descant.experiment.config import Experiment
+from descant.experiment.run import Setup
 from descant.priors.adaptive import Choice, practical_lambda, theorem_lambda
 from descant.theory.estimate import Estimates, pilot_clients, survey
 from descant.theory.moreau import Steps, corollary_steps, predicted_gradients, predicted_rounds
-
-if TYPE_CHECKING:
-    from descant.experiment.config import Experiment
 
 MANY = 20  # full gradients in a round beyond which minibatches are offered
 
@@ -63,22 +63,15 @@ class Advice:
 
     def dump(self) -> dict[str, Any]:
         """Plain values, for JSON: a bound that is infinite is null."""
-        table = dataclasses.asdict(self)
-        for name in ("theorem", "practical"):
-            choice: Choice = getattr(self, name)
-            table[name] = {key: value if math.isfinite(value) else None
-                           for key, value in choice._asdict().items()}
-        return table | {"steps": self.steps._asdict(), "reasons": list(self.reasons)}
+        named = {name: getattr(self, name)._asdict() for name in ("theorem", "practical", "steps")}
+        return plain(dataclasses.asdict(self) | named)  # type: ignore[no-any-return]
 
 
 def ask(experiment: Experiment, *, clients: int = 20, steps: int = 300, ridge: float | None = None,
         begin: Callable[[int], Callable[[int], None]] = lambda count: lambda done: None) -> Estimates:
-    """The estimates for an experiment's data and model, from a sample of its clients.
-
-    Without a ridge it is the experiment's weight decay, and if it has none, 1 / n: the pull of a standard
-    normal prior on the parameters, under which every client's problem has one solution. `begin` is told how
-    many clients are asked, and gives what is told how many are done.
-    """
+    """The estimates for an experiment's data and model, from a sample of its clients. Without a ridge or a
+    weight decay the ridge is 1 / n: the pull of a standard normal prior. `begin` is told how many clients are
+    asked, and gives what is told how many are done."""
     federation = experiment.data.federation().to(torch.float64)
     task = experiment.model.task(federation, torch.float64, experiment.train.seed)
     chosen = pilot_clients(federation, clients, experiment.train.seed)
@@ -90,8 +83,6 @@ def ask(experiment: Experiment, *, clients: int = 20, steps: int = 300, ridge: f
 
 def spent(experiment: Experiment) -> Budget:
     """The gradient steps of an experiment, by one round of it."""
-    from descant.experiment.run import Setup  # which is made of this package, too
-
     setup = Setup.of(experiment)
     train, work = setup.train, setup.work()
     training = Training(work, train)
@@ -106,9 +97,8 @@ def spent(experiment: Experiment) -> Budget:
 
 def recommend(found: Estimates, *, cap: float = 100.0, eps: float = 0.01, budget: Budget | None = None
               ) -> Advice:
-    """What follows from the estimates. `cap` is the largest lambda, `eps` the share of the squared
-    optimisation error at which training may stop. The settings are those of the theory, unless they cost more
-    than the experiment may: then those of the paper's experiments, within the budget."""
+    """What follows from the estimates. `eps` is the share of the squared error at which training may stop.
+    The settings are those of the theory or, where these cost too much, of the paper's experiments."""
     if not 0 < cap < math.inf:
         raise UsageError(f"the cap of lambda must be a number greater than 0, not {cap:g}")
     if not 0 < eps < 1:

@@ -1,26 +1,24 @@
 """Checkpoints: after every round, the state from which the run continues bit for bit.
 
-`state.safetensors` holds the server's state and who took part when; `clients/` the client store; `best/` the
-same two for the validation-best round. A round is committed by renaming a synced journal into place: the new
-server state and the changed client rows. Then the store and the state file are written, and the journal is
-removed; a process that finds a journal repeats that, which is idempotent. So a kill at any moment leaves the
-last committed round. No file holds a clock value or a pickle.
+A round is committed by renaming a synced journal into place: the new server state and the changed client
+rows. Then the store and the state file are written, and the journal is removed; a process that finds a
+journal repeats that, which is idempotent. So a kill at any moment leaves the last committed round. The files
+are in docs/run-directory.md.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 from torch import Tensor
 
 from descant.core.files import sync_directory, write_atomic
+from descant.core.sealed import sealed_tensors, unsealed_tensors
 from descant.core.tree import Tree, leaves, rebuild
 from descant.engine.personal import Snapshot
 from descant.engine.rounds import Training
@@ -103,20 +101,15 @@ class Checkpointer:
                          "check_sums": torch.from_numpy(store.check_sums)}
 
     def _encode(self, tensors: dict[str, Tensor], promote: bool) -> bytes:
-        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
         facts = {"format": FORMAT, "round": self._training.number, "best_key": self.best_key,
                  "promote": promote, "identity": self._identity}
-        text = json.dumps(facts, sort_keys=True)
-        # one entry: safetensors writes several in random order
-        return save(whole, metadata={"descant": f"{_crc(whole, text):08x} {text}"})
+        return sealed_tensors(tensors, json.dumps(facts, sort_keys=True))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and facts of a checkpoint file, checked."""
     try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
-            crc, _, text = (file.metadata() or {}).get("descant", "").partition(" ")
+        tensors, text = unsealed_tensors(path)
     except FileNotFoundError:
         raise DescantError(f"{path} is missing: there is no checkpoint to resume from") from None
     except (SafetensorError, OSError, ValueError) as error:
@@ -124,9 +117,6 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                            "or start the run anew") from None
     if not text:
         raise DescantError(f"{path} is not a checkpoint of descant")
-    if crc != f"{_crc(tensors, text):08x}":
-        raise DescantError(f"the checkpoint {path} is damaged (its check sum does not fit): restore it from "
-                           "a copy, or start the run anew")
     facts: dict[str, Any] = json.loads(text)
     if facts["format"] != FORMAT:
         raise DescantError(f"{path} has format {facts['format']}, this version of descant reads {FORMAT}: "
@@ -140,13 +130,6 @@ def identity(directory: Path) -> dict[str, Any]:
     _, facts = read(journal if journal.exists() else directory / "state.safetensors")
     found: dict[str, Any] = facts["identity"]
     return found
-
-
-def _crc(tensors: dict[str, Tensor], text: str) -> int:
-    crc = zlib.crc32(text.encode())
-    for name in sorted(tensors):
-        crc = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), crc))
-    return crc
 
 
 def _tree(tensors: dict[str, Tensor], prefix: str, template: Tree) -> Tree:

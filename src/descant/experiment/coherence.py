@@ -4,7 +4,7 @@ how personal their models are. Both look at finished runs; the figures themselve
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,30 +16,22 @@ from descant.core.task import BLOCK, Batch, inputs
 from descant.core.tree import take
 from descant.core.vector import Model
 from descant.errors import UsageError
+from descant.experiment.run import Run, Which
 from descant.priors.belief import PriorMethod
 from descant.priors.quadratic import Gaussian
-
-if TYPE_CHECKING:
-    from descant.experiment.run import Run
-
-Which = Literal["best", "last"]
 
 
 class Coherence(NamedTuple):
     """`gce` is 1 - det C, where C holds the cosines between vectors: 0 if they are orthogonal, 1 if they are
-    linearly dependent; for two vectors it is the squared cosine. With many vectors it comes close to 1, where
-    `log_det` still tells one set from another: 0 if they are orthogonal, -inf if they are dependent."""
+    linearly dependent. With many vectors it comes close to 1, where `log_det` still tells sets apart."""
 
     gce: float
     log_det: float
 
 
 def generalized_coherence(vectors: Tensor) -> Coherence:
-    """The generalized coherence estimate (Gish and Cochran 1988) of the rows of `vectors` [n, d].
-
-    1 - det(G) / prod_i G_ii with the Gram matrix G: one less the squared volume that the vectors span when
-    each has length one. Their lengths do not count.
-    """
+    """The generalized coherence estimate (Gish and Cochran 1988) of the rows of `vectors` [n, d]:
+    1 - det(G) / prod_i G_ii with the Gram matrix G. Their lengths do not count."""
     if vectors.dim() != 2 or len(vectors) < 2:
         raise UsageError(f"coherence is that of two vectors or more, rows of a matrix; this one has shape "
                          f"{tuple(vectors.shape)}")
@@ -60,8 +52,7 @@ def envelope_gradients(run: Run, which: Which = "best") -> Tensor:
     """lam_i Hess g*(w) (w - theta_i) for every client of the population, at the server's w: [clients, d].
 
     theta_i is what the client predicts with, which stands for the proximal map. The paper measures from the
-    client's own w_i in every round; the server's w, from which it starts, is what all methods have. For
-    methods with a global model and personal ones; where there is no Gaussian prior, lam is 1.
+    client's own w_i; the server's w is what all methods have. Where there is no Gaussian prior, lam is 1.
     """
     algorithm, server = run.setup.algorithm, run.snapshot(which).server
     shared = algorithm.global_model(server)
@@ -102,11 +93,8 @@ class Deviations(NamedTuple):
 
 def deviations(everyone: Tensor, own: Tensor, counts: Tensor) -> Deviations:
     """The deviations of losses [clients, classes]: `everyone` on the rows of all, `own` on the client's own,
-    of which there are `counts`.
-
-    On the rows of all the mean is over clients alike. On their own, a client counts as its number of rows of
-    the class; where it has none, its loss is 0, so that what it shows there is the others' mean, negated.
-    """
+    of which there are `counts`. Among the latter a client counts as its number of rows of the class; where it
+    has none, its loss is 0, so that it shows the others' mean, negated."""
     n = counts.sum(0)
     own = own.where(counts > 0, 0.0)
     mean = (own * counts).sum(0) / n

@@ -12,12 +12,13 @@ from typing import Any
 from descant.algorithms import ALGORITHMS
 from descant.core import fields
 from descant.core.algorithm import Algorithm
-from descant.core.import_object import marked
+from descant.core.import_object import Named, marked
 from descant.core.permit import Allowed, opened, ran
-from descant.data import DATASETS, PARTITIONS, DataSpec, Schema
+from descant.data import DATASETS, PARTITIONS, DataSpec
 from descant.data.spec import anchored
 from descant.engine.settings import Eval, Train
 from descant.errors import UsageError, unknown
+from descant.experiment import methods
 from descant.models import MODELS, ModelSpec
 from descant.priors.solve import SOLVERS
 
@@ -40,10 +41,11 @@ class Experiment:
 
     @classmethod
     def parse(cls, tables: Mapping[str, Any], allow: Allowed = ()) -> Experiment:
-        """The experiment of the sections of a TOML file, without the [[algorithms]] of a comparison. Code
-        that it names is imported only if its package is in `allow`, or in the user's settings."""
+        """The experiment of the sections of a TOML file, without the [[algorithms]] and the [paper] of a
+        comparison. Code that it names is imported only if its package is in `allow`, or in the user's
+        settings."""
         permit = opened(allow)
-        tables = {name: table for name, table in tables.items() if name != "algorithms"}
+        tables = {name: table for name, table in tables.items() if name not in ("algorithms", "paper")}
         for section, table in tables.items():
             if section not in (*SECTIONS, "schema"):
                 raise unknown("section", section, (*SECTIONS, "schema"))
@@ -64,38 +66,32 @@ class Experiment:
         of the user's project, and of the packages in `allow`."""
         return cls.parse(override(read_toml(path), overrides), ran(allow))
 
-    @property
-    def schema(self) -> Schema | None:
-        """What the files of the user's own data must hold."""
-        return self.data.schema
-
     def dump(self) -> dict[str, Any]:
         """The sections with every field written out."""
-        return {
-            "data": self.data.dump(),
-            "model": self.model.dump(),
-            "algorithm": fields.dump(self.algorithm),
-            "train": fields.dump(self.train),
-            "eval": fields.dump(self.eval),
-        }
+        return {"data": self.data.dump(), "model": self.model.dump()} | {
+            name: fields.dump(getattr(self, name)) for name in ("algorithm", "train", "eval")}
 
 
 def parse_algorithm(table: Mapping[str, Any], where: str = "algorithm", allow: Allowed = ()) -> Algorithm:
     """The method of a table with `name` and the method's fields. A `preset` fills in missing fields; a
     `label` is its name in a comparison. Code that the table names must be in `allow`."""
     if "name" not in table:
-        raise UsageError(f"{where}.name is missing: known are {', '.join(sorted(ALGORITHMS))}")
-    name = table["name"]
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        raise unknown(f"{where}.name", name, ALGORITHMS)
+        raise UsageError(f"{where}.name is missing: known are {', '.join(sorted(methods.names()))}")
+    permit, given = opened(allow), table["name"]
+    is_run = permit.project or (isinstance(given, Named) and given.permit.project)
+    name = marked(given, permit)
+    if isinstance(name, Named) and not name.permit.covers(name) and not is_run:  # merely opened
+        return methods.NotImported({key: value for key, value in table.items() if key != "label"},
+                                   table.get("label"))
+    method = methods.find(name, f"{where}.name")
     own = {key: value for key, value in table.items() if key not in ("name", "label", "preset")}
-    if "groups" in own and "groups" not in _fields(ALGORITHMS[name]):
-        able = ", ".join(sorted(key for key, method in ALGORITHMS.items() if "groups" in _fields(method)))
-        raise UsageError(f"{where}.groups: {name} has no server mean of which every cluster of clients could "
-                         f"have its own: {able} take groups, and cgpfl has its own K")
+    if "groups" in own and "groups" not in _fields(method):
+        able = ", ".join(sorted(key for key, other in ALGORITHMS.items() if "groups" in _fields(other)))
+        raise UsageError(f"{where}.groups: {method.name} has no server mean of which every cluster of "
+                         f"clients could have its own: {able} take groups, and cgpfl has its own K")
     if "preset" in table:
-        own = _completed(own, ALGORITHMS[name], table["preset"], where)
-    return fields.parse(ALGORITHMS[name], marked(own, opened(allow)), where)
+        own = _completed(own, method, table["preset"], where)
+    return fields.parse(method, marked(own, permit), where)
 
 
 def _fields(method: type[Algorithm]) -> set[str]:
@@ -103,8 +99,7 @@ def _fields(method: type[Algorithm]) -> set[str]:
 
 
 def _completed(own: dict[str, Any], method: type[Algorithm], preset: Any, where: str) -> dict[str, Any]:
-    """A method's fields, completed by a preset. A table without a name changes fields of the preset's
-    value."""
+    """A method's fields over those of a preset; a table without a name changes fields of the preset's."""
     if not isinstance(preset, str) or preset not in method.presets:
         raise unknown(f"{where}.preset", preset, method.presets)
     plain = {key: fields.dump(value) for key, value in method.presets[preset].items()}
@@ -130,8 +125,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise UsageError(f"cannot read {path}: {reason}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, tables in tables
         raise UsageError(f"{path} is not valid TOML: {error}") from None
+    try:
+        fields.require_int64(tables, "")
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
     data = tables.get("data")
     return tables | {"data": anchored(data, path.parent)} if isinstance(data, Mapping) else tables
 
@@ -147,15 +146,16 @@ def _joined(tables: Mapping[str, Any]) -> dict[str, Any]:
     return rest | {"data": {**data, "schema": tables["schema"]}}
 
 
-def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """The sections with `section.field=value` settings; a value is TOML, or else text. Another method, model,
-    dataset or partition drops the fields of the one that it replaces."""
+def override(tables: Mapping[str, Any], settings: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """The sections with `section.field=value` settings; a value is TOML, or else text; or, in Python, with
+    those of a mapping from section.field to value. Another method, model, dataset or partition drops the
+    fields of the one that it replaces."""
     changed: dict[str, Any] = {name: dict(t) if isinstance(t, Mapping) else t
                                for name, t in _joined(tables).items()}
-    for setting in sorted(settings, key=lambda setting: setting.partition("=")[0].strip() not in CHOICES):
-        path, equals, text = setting.partition("=")
-        path = path.strip()
-        if not equals or "." not in path or not all(path.split(".")):
+    given = [*settings.items()] if isinstance(settings, Mapping) else [_setting(text) for text in settings]
+    for path, value in sorted(given, key=lambda pair: pair[0] not in CHOICES):
+        setting = f"{path}={value}"
+        if "." not in path or not all(path.split(".")):
             raise UsageError(f"--set {setting!r} must read section.field=value, such as algorithm.lam=30")
         if path.startswith("schema."):
             path = f"data.{path}"
@@ -163,9 +163,11 @@ def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, An
             table, last = fields.table_of(changed, path), path.rpartition(".")[2]
         except UsageError as error:
             raise UsageError(f"--set {setting!r}: {error}") from None
-        value, before = fields.written(text), table.get(last)
+        before = table.get(last)
         if path == "model.name" and value != before:
             table = changed["model"] = {k: v for k, v in table.items() if k == "loss"}  # of any model
+        elif path == "algorithm.name" and str(before) not in (*ALGORITHMS, str(None)) and value != before:
+            table = changed["algorithm"] = {k: v for k, v in table.items() if k == "label"}
         elif (old := CHOICES.get(path, {}).get(str(before))) is not None and value != before:
             for field in (*(described.name for described in fields.describe(old)), "preset"):
                 table.pop(field, None)
@@ -173,6 +175,13 @@ def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, An
             table.pop("schema", None)  # of the folder that it replaces
         table[last] = value
     return changed
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    path, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text!r} must read section.field=value, such as algorithm.lam=30")
+    return path.strip(), fields.written(value)
 
 
 def completed(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,5 @@
-"""The files of a run directory.
-
-    config.toml     the experiment with every choice filled in
-    metrics.jsonl   one line a round
-    clients.csv     one row per evaluated round and client
-    summary.json    the last and the validation-best round
-    curve.png       its curves
-    clusters.png    the clusters, for methods that have them
-    checkpoint/     the state to resume from
-
-Lines are appended before their round is committed; `truncate` drops those of an uncommitted round.
-"""
+"""The files of a run directory, which docs/run-directory.md lists. Lines are appended before their round is
+committed; `truncate` drops those of an uncommitted round."""
 
 from __future__ import annotations
 
@@ -20,33 +10,31 @@ import io
 import json
 import shlex
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from descant.algorithms import ALGORITHMS
 from descant.core import fields
-from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
 from descant.core.files import append, locked, write_atomic
-from descant.core.import_object import named_in, require_permitted
+from descant.core.import_object import is_place, marked, named_in, require_permitted
 from descant.core.permit import Allowed, opened, top_of
+from descant.core.sealed import CHECK, sealed_table, text_check, unsealed_table
 from descant.engine.divergence import has_diverged
 from descant.engine.evaluation import Evaluation
-from descant.engine.settings import Eval, Train
+from descant.engine.settings import Train
 from descant.errors import DescantError, UsageError
+from descant.experiment import methods
 from descant.experiment.config import Experiment, read_toml
 
 if TYPE_CHECKING:
     from descant.experiment.run import Setup
 
+CLIENTS = "clients_csv"  # in a line of metrics.jsonl: the check sum of the round's lines of clients.csv
+NEEDED = ("seconds", "grad_steps", "bytes_down", "bytes_up", "participants", "rejected", "loss")  # of a line
 OWN = "[data] and [model] are Python objects: resume with the same call of descant.run and resume=True"
-
-
-def tables(origin: dict[str, Any] | None, algorithm: Algorithm, train: Train, eval: Eval) -> dict[str, Any]:
-    return (origin or {}) | {"algorithm": fields.dump(algorithm), "train": fields.dump(train),
-                             "eval": fields.dump(eval)}
 
 
 def require_free(out: Path) -> None:
@@ -95,24 +83,24 @@ def config(out: Path) -> dict[str, Any]:
 
 
 def experiment(out: Path, allow: Allowed = ()) -> Experiment:
-    """The experiment of a run that was started from a file. Code that it names must be in `allow`, or in the
-    user's settings."""
+    """The experiment of a run that was started from a file. Code that it names must be allowed."""
     sections = config(out)
     if "data" not in sections:
         raise UsageError(f"{out}: {OWN}")
     name = sections.get("algorithm", {}).get("name")
-    if name not in ALGORITHMS:
-        raise UsageError(f"{out}: the method {name!r} is not one of descant's: resume with the same call of "
-                         "descant.run and resume=True")
-    if field := fields.foreign(ALGORITHMS[name], sections["algorithm"]):
+    if not is_place(name) and name not in methods.names():
+        raise UsageError(f"{out}: the method {name!r} is not one of descant's or of an installed package: "
+                         "resume with the same call of descant.run and resume=True")
+    permit = opened(allow)
+    needed = {name: table for name, table in sections.items() if name != "eval"}  # only comparisons measure
+    require_permitted(needed, permit, f"{out / 'config.toml'}: ")
+    method = methods.find(marked(name, permit), "algorithm.name")
+    if field := fields.foreign(method, sections["algorithm"]):
         called = sections["algorithm"][field].get("name")
         raise UsageError(f"{out}: algorithm.{field} was a Python object, {called!r}, which config.toml does "
                          "not hold: resume with the same call of descant.run and resume=True; a run that its "
                          'directory alone can continue has it as { name = "own", place = '
                          '"package.module:name" }')
-    permit = opened(allow)
-    needed = {name: table for name, table in sections.items() if name != "eval"}  # only comparisons measure
-    require_permitted(needed, permit, f"{out / 'config.toml'}: ")
     return Experiment.parse(sections, permit)
 
 
@@ -128,42 +116,62 @@ def rounds(out: Path) -> int:
 
 
 def append_row(out: Path, row: dict[str, Any], evaluations: list[Evaluation], federation: Federation) -> None:
-    for evaluation in evaluations:
+    """Add a round's lines. That of metrics.jsonl has a check sum of itself, and of those of clients.csv."""
+    if evaluations:
         path = out / "clients.csv"
-        append(path, _client_rows(evaluation, federation, header=not path.exists()))
-    append(out / "metrics.jsonl", json.dumps(row) + "\n")
+        header, lines = _client_lines(evaluations, federation)
+        append(path, lines if path.exists() else header + lines)
+        row = row | {CLIENTS: text_check(header + lines)}
+    append(out / "metrics.jsonl", json.dumps(sealed_table(row)) + "\n")
 
 
-def _client_rows(evaluation: Evaluation, federation: Federation, header: bool) -> str:
+def _client_lines(evaluations: list[Evaluation], federation: Federation) -> tuple[str, str]:
+    """The header of clients.csv, and the lines of a round."""
+    texts = [_client_rows(evaluation, federation) for evaluation in evaluations]
+    return texts[0][0], "".join(lines for _, lines in texts)
+
+
+def _client_rows(evaluation: Evaluation, federation: Federation) -> tuple[str, str]:
     scored = [("personal", evaluation.personal), ("global", evaluation.shared)]
     figures = {f"{kind}_{short}_{metric}": getattr(scores, split)[:, k].tolist()
                for kind, scores in scored if scores is not None
                for short, split in (("test", "test"), ("val", "validation"))
                for k, metric in enumerate(evaluation.metrics)}
-    text = io.StringIO()
+    header, text = io.StringIO(), io.StringIO()
+    about = ["round", "client", "name", "newcomer", "unseen", "n_train", "n_val", "n_test"]
+    csv.writer(header, lineterminator="\n").writerow([*about, *figures])
     writer = csv.writer(text, lineterminator="\n")
-    if header:
-        about = ["round", "client", "name", "newcomer", "unseen", "n_train", "n_val", "n_test"]
-        writer.writerow([*about, *figures])
     sizes = (federation.train.sizes, federation.validation.sizes, federation.test.sizes)
     for k, client in enumerate(evaluation.clients.tolist()):
         values = (column[k] for column in figures.values())
         writer.writerow([evaluation.number, client, federation.names[client], int(evaluation.newcomer[k]),
                          int(client >= federation.population), *(int(n[client]) for n in sizes),
                          *("" if v != v else repr(v) for v in values)])  # NaN: no such rows
-    return text.getvalue()
+    return header.getvalue(), text.getvalue()
 
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl; an unfinished last line is left out."""
+    return [{name: value for name, value in row.items() if name not in (CHECK, CLIENTS)}
+            for row in _sealed_rows(out)]
+
+
+def _sealed_rows(out: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl with their check sums, which fit. Those of older versions have none."""
     path = out / "metrics.jsonl"
     if not path.exists():
         return []
     try:
         rows = [json.loads(line) for line in _whole_lines(path)]
-        if any(row["round"] != k for k, row in enumerate(rows, 1)):
-            raise ValueError("its rounds are not 1, 2, 3, ...")
-    except (ValueError, KeyError, TypeError) as error:
+        for k, row in enumerate(rows, 1):
+            if type(row["round"]) is not int or row["round"] != k:
+                raise ValueError("its rounds are not 1, 2, 3, ...")
+            if k > 1 and CHECK in rows[k - 2] and CHECK not in row:
+                raise ValueError(f"round {k} has no check sum")
+            unsealed_table(row)
+            if missing := [name for name in NEEDED if name not in row]:
+                raise ValueError(f"round {k} has no {missing[0]}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DescantError(f"{path} is damaged ({error}): restore it from a copy, or start the run anew"
                            ) from None
     return rows
@@ -186,25 +194,38 @@ def rows_until(out: Path, number: int) -> list[dict[str, Any]]:
 
 def truncate(out: Path, number: int) -> None:
     """Drop what belongs to rounds after `number`, which were not committed."""
-    rows = rows_until(out, number)
+    rows_until(out, number)
+    rows = _sealed_rows(out)[:number]
     if (out / "metrics.jsonl").exists():
         write_atomic(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     clients = out / "clients.csv"
-    if clients.exists():
-        try:
-            lines = _whole_lines(clients)
-            kept = [line for line in lines[1:] if int(line.split(",", 1)[0]) <= number]
-        except ValueError as error:
-            raise DescantError(f"{clients} is damaged ({error}): restore it from a copy, "
-                               "or start the run anew") from None
-        if kept:
-            write_atomic(clients, "".join([lines[0], *kept]).encode())
-        else:
-            clients.unlink()
+    try:
+        header, kept = _client_lines_until(clients, number)
+        for row in rows:
+            if CLIENTS in row and row[CLIENTS] != text_check(header + "".join(kept.get(row["round"], []))):
+                raise ValueError(f"its lines of round {row['round']} are not as they were written")
+    except (OSError, ValueError) as error:
+        raise DescantError(f"{clients} is damaged ({error}): restore it from a copy, or start the run anew"
+                           ) from None
+    if kept:
+        write_atomic(clients, "".join([header, *chain.from_iterable(kept.values())]).encode())
+    else:
+        clients.unlink(missing_ok=True)
+
+
+def _client_lines_until(path: Path, number: int) -> tuple[str, dict[int, list[str]]]:
+    """The header of clients.csv, and its lines by round, up to round `number`."""
+    lines = _whole_lines(path) if path.exists() else []
+    found: dict[int, list[str]] = {}
+    for line in lines[1:]:
+        round_number = int(line.split(",", 1)[0])
+        if round_number <= number:
+            found.setdefault(round_number, []).append(line)
+    return "".join(lines[:1]), found
 
 
 def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tuple[float, ...] | None,
-            setup: Setup, converged: bool) -> dict[str, Any]:
+            setup: Setup, stopped: str | None) -> dict[str, Any]:
     """The figures of the last round and of the validation-best one, and what the run cost."""
     evaluated = {row["round"]: row for row in history if "personal" in row}
 
@@ -230,7 +251,7 @@ def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tup
         "divergence": diverged,  # when it was first seen, if so
         "metric": setup.deciding.name,
         "selected_by": None if best_key is None else list(best_key),
-        "stopped": "converged" if converged else None,
+        "stopped": stopped,  # "converged", or "asked": by a function of the user's
         **totals,
         "seconds": round(sum(row["seconds"] + row.get("eval_seconds", 0.0) for row in history), 3),
     }

@@ -49,8 +49,11 @@ def tidy(every: Iterable[Any]) -> None:
 
 def draw_curve(history: list[dict[str, Any]], best_round: int | None, path: Path, metric: str, title: str
                ) -> None:
-    """The deciding metric of the personal and the global models on test rows, with the worst decile, and the
-    training loss. `title` names method and data."""
+    write_atomic(path, png(curve(history, best_round, metric, title)))
+
+
+def curve(history: list[dict[str, Any]], best_round: int | None, metric: str, title: str) -> Figure:
+    """The deciding metric on test rows, with the worst decile, and the training loss."""
     from matplotlib.figure import Figure
 
     rows = [row for row in history if "personal" in row]
@@ -66,12 +69,11 @@ def draw_curve(history: list[dict[str, Any]], best_round: int | None, path: Path
         if not rows or key not in rows[0]:
             continue
         figures = [row[key]["test"][metric] for row in rows]
-        mean = _values(figures, "mean")
-        drawn += mean
+        mean, worst = (np.array([each[end] for each in figures], float) for end in ("mean", "worst_decile"))
+        drawn += [*mean]
         left.plot(numbers, mean, color=colour, label=label, marker="o", markersize=3)
         if key == "personal":
-            worst = _values(figures, "worst_decile")
-            drawn += worst
+            drawn += [*worst]
             left.plot(numbers, worst, color=colour, linestyle=":", label="worst decile of clients")
             _mark_best(left, numbers, mean, best_round, metric)
     left.set(xlabel="round", ylabel=f"test {name}")
@@ -79,7 +81,7 @@ def draw_curve(history: list[dict[str, Any]], best_round: int | None, path: Path
     if left.lines:
         left.legend(fontsize=8)
 
-    losses = [_number(row["loss"]) for row in history]
+    losses = np.array([row["loss"] for row in history], float)
     right.plot([row["round"] for row in history], losses, color=BLUE)
     right.set(xlabel="round", ylabel="training loss")
     right.set_title("training loss, mean over the cohort", fontsize=10)
@@ -91,10 +93,10 @@ def draw_curve(history: list[dict[str, Any]], best_round: int | None, path: Path
             axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", color=GREY)
 
     tidy((left, right))
-    write_atomic(path, png(canvas))
+    return canvas
 
 
-def _mark_best(axes: Any, numbers: list[int], mean: list[float], best_round: int | None, metric: str) -> None:
+def _mark_best(axes: Any, numbers: list[int], mean: np.ndarray, best_round: int | None, metric: str) -> None:
     """Mark the round that is best on validation rows, with its test score."""
     if best_round is None:
         return
@@ -105,20 +107,11 @@ def _mark_best(axes: Any, numbers: list[int], mean: list[float], best_round: int
                   label=f"best on validation: round {best_round}, {written(metric, value)}")
 
 
-def _values(figures: list[dict[str, float | None]], key: str) -> list[float]:
-    return [_number(each[key]) for each in figures]
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
 # -- clusters ------------------------------------------------------------------------------------------
 
 
 def draw_clusters(history: list[dict[str, Any]], path: Path) -> None:
-    """Draw the clusters of a run: who is where, how far apart they are, who moves. A method without clusters
-    gets no picture."""
+    """Who is in which cluster, how far apart they are, who moves. Without clusters: no picture."""
     rows = [row for row in history if "clusters" in row.get("info", {})]
     if not rows:
         return
@@ -171,14 +164,10 @@ def _draw_history(axes: Any, rows: list[dict[str, Any]]) -> None:
                       fontsize=8, color=GREY, va="center")
         axes.axhline(edge[k], color="white", linewidth=0.8)
     waiting = "; white: none yet" if (cluster < 0).any() else ""
+    sizes = ", ".join(map(str, size[:8])) + (", …" if K > 8 else "")
     axes.set(xlabel="round", ylabel=f"clients, sorted by their last cluster{waiting}",
-             title=f"clusters over time (K = {K}; sizes {_listed(size)})")
+             title=f"clusters over time (K = {K}; sizes {sizes})")
     axes.yaxis.set_major_locator(_whole(8))
-
-
-def _listed(sizes: np.ndarray) -> str:
-    shown = ", ".join(str(n) for n in sizes[:8])
-    return shown if len(sizes) <= 8 else f"{shown}, …"
 
 
 def _draw_distances(axes: Any, rows: list[dict[str, Any]]) -> None:
@@ -204,16 +193,18 @@ def _draw_distances(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _draw_work(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Iterations of k-means (Figure 5b), and how many clients moved."""
-    axes.plot(_numbers(rows), [row["info"]["kmeans_iterations"] for row in rows], color=BLUE, marker="o",
-              markersize=2.5, linewidth=1)
-    axes.set(xlabel="round", title="k-means iterations and moving clients")
-    axes.set_ylabel("iterations", color=BLUE)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(_whole(5))
-    right = axes.twinx()
-    moved = [row["info"]["moved"] for row in rows]
-    share = [float("nan") if value is None else 100 * value for value in moved]
+    """Iterations of k-means (Figure 5b), where clusters are found by it, and how many clients moved."""
+    right = axes
+    axes.set(xlabel="round", title="moving clients")
+    if "kmeans_iterations" in rows[0]["info"]:
+        axes.plot(_numbers(rows), [row["info"]["kmeans_iterations"] for row in rows], color=BLUE, marker="o",
+                  markersize=2.5, linewidth=1)
+        axes.set_title("k-means iterations and moving clients")
+        axes.set_ylabel("iterations", color=BLUE)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(_whole(5))
+        right = axes.twinx()
+    share = 100 * np.array([row["info"]["moved"] for row in rows], float)
     right.plot(_numbers(rows), share, color=ORANGE, linewidth=1.5, clip_on=False)  # zero is worth seeing
     right.set_ylabel("clients that moved, %", color=ORANGE)
     right.set_ylim(0, max(5.0, 1.1 * np.nanmax([0.0, *share])))

@@ -5,23 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
+from descant.core import fields
 from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
 from descant.core.files import locked, uninterrupted
 from descant.core.metric import AUROC
 from descant.core.permit import Allowed
-from descant.core.stopwatch import Stopwatch
 from descant.core.task import Task
 from descant.core.threads import one_thread
 from descant.core.tree import Tree
@@ -36,43 +35,19 @@ from descant.engine.settings import Eval, Train
 from descant.engine.store import require_files
 from descant.engine.work import Work
 from descant.errors import DescantError, UsageError
-from descant.experiment import checkpoint
+from descant.experiment import checkpoint, present
 from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Checkpointer
 from descant.experiment.config import Experiment, completed, differences
+from descant.experiment.observe import Interrupted, Observer, Silent
 from descant.experiment.plots import draw_clusters, draw_curve
 from descant.experiment.rows import row_of
 from descant.models.module import ModuleTask
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Which = Literal["best", "last"]
-
-
-class Observer(Protocol):
-    """Watches a run: a progress display, a log."""
-
-    def started(self, run: Run, measured: list[Timing]) -> None:
-        """The first round is about to begin."""
-
-    def played(self, row: dict[str, Any]) -> None:
-        """A round is committed; `row` is its line of metrics.jsonl."""
-
-
-class Silent:
-    def started(self, run: Run, measured: list[Timing]) -> None:
-        for caution in (*run.setup.algorithm.cautions(), *run.notes):
-            warnings.warn(caution, stacklevel=5)
-
-    def played(self, row: dict[str, Any]) -> None:
-        if "divergence" in row:
-            warnings.warn(f"round {row['round']}: {row['divergence']}", stacklevel=6)
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C: `run` stands at its last committed round."""
-
-    def __init__(self, message: str, run: Run) -> None:
-        super().__init__(message)
-        self.run = run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +62,7 @@ class Setup:
     eval: Eval
     origin: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
+    most: float = 1.0  # the largest share of one client in an average, where clients are not trusted
 
     @classmethod
     def of(cls, experiment: Experiment) -> Setup:
@@ -98,39 +74,48 @@ class Setup:
 
     def work(self) -> Work:
         return Work(self.algorithm, self.task, self.federation, self.train.seed, self.train.batch,
-                    self.train.local, torch.device(self.train.device), ranks=self.eval.metric == AUROC)
+                    self.train.local, torch.device(self.train.device), self.most,
+                    self.eval.metric == AUROC)
 
     @cached_property
     def deciding(self) -> DecidingMetric:
         """The metric by which the best round is selected."""
         return deciding(self.eval.metric, self.task, self.federation)
 
+    @property
+    def evaluated(self) -> list[np.ndarray]:
+        """The clients that rounds are evaluated on, and the unseen, if there are any."""
+        seen = evaluated_clients(self.federation.population, self.eval, self.train.seed)
+        unseen = np.arange(self.federation.population, self.federation.everyone)
+        return [seen, unseen] if len(unseen) else [seen]
+
     def decided(self) -> Setup:
         """With the deciding metric filled in. An error if the data cannot serve `patience`."""
-        if self.train.patience is not None and not self.federation.validation.sizes[evaluated_clients(
-                self.federation.population, self.eval, self.train.seed)].any():
+        if self.train.patience is not None and not self.federation.validation.sizes[self.evaluated[0]].any():
             raise UsageError("train.patience stops by validation figures, and the clients have no validation "
                              "rows: set data.validation above 0, such as 0.2, or leave patience out")
         return dataclasses.replace(self, eval=dataclasses.replace(self.eval, metric=self.deciding.name))
 
     def tables(self) -> dict[str, Any]:
         """The sections of the run's config.toml."""
-        return layout.tables(self.origin, self.algorithm, self.train, self.eval)
+        return (self.origin or {}) | {name: fields.dump(getattr(self, name))
+                                      for name in ("algorithm", "train", "eval")}
 
     def identity(self) -> dict[str, Any]:
-        """What must not change between the parts of a run. Rounds, patience, backend, chunk, workers, the
-        cluster and the metrics of finished runs may: results agree to rounding. The usual metric is left out,
+        """What must not change between the parts of a run; what is popped may. The usual metric is left out,
         since older runs do not name it."""
         tables = self.tables()
+        tables["algorithm"]["name"] = self.algorithm.name  # a class may move to another module
         tables["eval"].pop("metrics", None)
         if self.deciding.name == usual(self.task):
             tables["eval"].pop("metric", None)
+        if self.train.sampling == "uniform":  # older runs do not name it either
+            tables["train"].pop("sampling")
         for name in ("rounds", "patience", "ray_address", "backend", "chunk", "workers"):
             tables["train"].pop(name, None)
         parts = {"config": tables, "federation": self.federation.fingerprint(),
                  "initial model and loss": self.task.fingerprint()}
-        plain: dict[str, Any] = json.loads(json.dumps(parts))
-        return plain
+        return json.loads(json.dumps(parts))  # type: ignore[no-any-return]
 
 
 class Run:
@@ -143,6 +128,8 @@ class Run:
         self.history: list[dict[str, Any]] = []  # one row a round, as in metrics.jsonl
         self.notes: list[str] = []  # where clients are not run as the settings ask
         self.why_metric: str | None = None  # why a new run does not select its rounds by the usual metric
+        self.stop_asked: str | None = None  # why, once `stop` was called
+        self.work, self.stopwatch = training.work, training.watch
         self._training = training
         kept = None if directory is None else directory / "checkpoint"
         if kept is not None:
@@ -150,17 +137,14 @@ class Run:
         self._checkpoints = Checkpointer(training, kept, setup.identity(), read_only=read_only)
 
     @property
-    def work(self) -> Work:
-        return self._training.work
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        return self._training.watch
-
-    @property
     def rounds(self) -> int:
         """How many rounds are committed."""
         return len(self.history)
+
+    @property
+    def cohort(self) -> np.ndarray:
+        """Whose uploads are aggregated in the present round."""
+        return self._training.sample()[0]
 
     @property
     def best_round(self) -> int | None:
@@ -175,13 +159,18 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The last round and the validation-best round, and what the run cost."""
-        return layout.summary(self.history, self.best_round, self.best_key, self.setup, self.is_converged)
+        stopped = "converged" if self.is_converged else None if self.stop_asked is None else "asked"
+        return layout.summary(self.history, self.best_round, self.best_key, self.setup, stopped)
 
     @property
     def is_converged(self) -> bool:
         """Whether the run has stopped, or stops now, because nothing improves any more."""
         patience = self.setup.train.patience
         return patience is not None and idle(self.history, self.setup.deciding.name) >= patience
+
+    def stop(self, why: str = "") -> None:
+        """End the run after the present round, from `on_round` or `on_evaluate`. It can be resumed."""
+        self.stop_asked = why
 
     def snapshot(self, which: Which = "best") -> Snapshot:
         """The state after the last round, or after the validation-best one (the last without any)."""
@@ -191,11 +180,23 @@ class Run:
             return self._checkpoints.best
         return self._training.snapshot
 
-    def personal(self, client: int, which: Which = "best") -> Tree:
-        """What a client predicts with: the method's own object, usually a Model."""
-        everyone = self.setup.federation.everyone
-        if not 0 <= client < everyone:
-            raise UsageError(f"client {client} does not exist: there are clients 0 to {everyone - 1}")
+    def __repr__(self) -> str:
+        return present.line(self)
+
+    def _repr_html_(self) -> str:
+        return present.html(self)
+
+    def table(self) -> Any:
+        """The rounds as a pandas DataFrame."""
+        return present.table(self)
+
+    def plot(self) -> Figure:
+        """The curve of the run as a Matplotlib figure; `run.plot().savefig("curve.png")` keeps it."""
+        return present.plot(self)
+
+    def personal(self, client: int | str, which: Which = "best") -> Tree:
+        """What a client, named or numbered, predicts with: the method's own object, usually a Model."""
+        client = self.setup.federation.number_of(client)
         if self.setup.federation.is_remote:
             raise UsageError("the personal models of this run are with its clients, on their own machines")
         try:
@@ -204,7 +205,7 @@ class Run:
         except DescantError as error:
             raise DescantError(f"client {client} cannot be personalized: {error}") from None
 
-    def personal_model(self, client: int, which: Which = "best") -> nn.Module:
+    def personal_model(self, client: int | str, which: Which = "best") -> nn.Module:
         """A client's own model as an ordinary module, ready to predict."""
         return self._module(self.personal(client, which))
 
@@ -224,20 +225,18 @@ class Run:
     def drive(self, backend: Backend, observer: Observer) -> None:
         """Run the rounds that are left."""
         settings, train, federation = self.setup.eval, self.setup.train, self.setup.federation
-        groups = (evaluated_clients(federation.population, settings, train.seed),
-                  np.arange(federation.population, federation.everyone))  # the unseen
-        metric = self.setup.deciding.name
+        groups, metric = self.setup.evaluated, self.setup.deciding.name
         if self.rounds == 0:
             with uninterrupted(), self._writing():
                 self._checkpoints.commit(None)
-        while self.rounds < train.rounds and not self.is_converged:
+        while self.rounds < train.rounds and not self.is_converged and self.stop_asked is None:
             start = time.perf_counter()
             report = self._training.play(backend)
             played = time.perf_counter()
             evaluations: list[Evaluation] = []
             if settings.due(report.number, train.rounds):
                 with self.stopwatch("evaluate"):
-                    evaluations = [evaluate(self._training, backend, group) for group in groups if len(group)]
+                    evaluations = [evaluate(self._training, backend, group) for group in groups]
             row = row_of(self._training, report, played - start, evaluations,
                          time.perf_counter() - played, self.history)
             with uninterrupted(), self._writing(), self.stopwatch("checkpoint"):
@@ -321,12 +320,10 @@ def lead(setup: Setup, out: Path, backend: Callable[[Run], Backend], observer: O
     setup = setup.decided()
     with one_thread():
         training = Training(setup.work(), setup.train)
-        if not (out / "config.toml").exists():
-            with layout.created(out, setup.tables()):
-                run = Run(setup, training, out)
-                return _finish(run, backend(run), observer, [])
-        with locked(out):
-            run = _continued(setup, training, out, setup.train.rounds != layout.rounds(out))
+        is_new = not (out / "config.toml").exists()
+        with layout.created(out, setup.tables()) if is_new else locked(out):
+            run = Run(setup, training, out) if is_new else _continued(
+                setup, training, out, setup.train.rounds != layout.rounds(out))
             return _finish(run, backend(run), observer, [])
 
 
@@ -343,8 +340,7 @@ def _continued(setup: Setup, training: Training, out: Path, changed: bool) -> Ru
 
 
 def load(out: Path, setup: Setup | None = None, allow: Allowed = ()) -> Run:
-    """A run's models and figures as they are on disk; nothing is written. A run on Python objects needs them
-    again as `setup`; code that the directory names must be in `allow`."""
+    """A run's models and figures as they are on disk, read only; `setup` and `allow` as in `resume`."""
     setup = _as_decided(out, setup or Setup.of(layout.experiment(out, allow)))
     with locked(out, shared=True):
         training = Training(setup.work(), setup.train)
@@ -371,7 +367,7 @@ def _with_backend(setup: Setup, training: Training) -> tuple[Backend, Setup, lis
 
 def _finish(run: Run, backend: Backend, observer: Observer | None, measured: list[Timing]) -> Run:
     observer = observer or Silent()
-    run.notes = backend.notes
+    run.notes = [*run.setup.algorithm.remarks(run.setup.task), *backend.notes]
     observer.started(run, measured)
     try:
         run.drive(backend, observer)

@@ -5,12 +5,13 @@ A new network is a module with a `NetworkSpec`, and one line in `MODELS`. Import
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from descant.core import fields, random
 from descant.core.federation import Federation
@@ -92,13 +93,17 @@ def make_task(
     loss: LossName | Loss | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    initial: Mapping[str, Tensor] | None = None,
 ) -> Task:
-    """The task of a model on a federation. A named network is initialised from the seed."""
+    """The task of a model on a federation. A named network is initialised from the seed; `initial` is a
+    `state_dict` to start with instead."""
     if isinstance(model, str):
         model = named(model)
     if isinstance(model, Task | TaskSpec):
         if loss is not None:
             raise UsageError("this model has a loss of its own: leave `loss` out")
+        if initial is not None:
+            raise UsageError("`initial` is for networks: a Task says by its `init` what training starts with")
         if isinstance(model, ModuleTask):
             return model.fitted(federation)
         return model if isinstance(model, Task) else model.task(federation, dtype)
@@ -116,5 +121,36 @@ def make_task(
                                    f"{sample.shape}: {str(error).splitlines()[0]}") from None
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a name, an nn.Module or a Task, not {type(model).__name__}")
+    _require_trainable(model)
+    if initial is not None:
+        model = _started(model, initial)
     loss = loss or default_loss(federation.classes)
     return ModuleTask(model, loss, classes=federation.classes, dtype=dtype).fitted(federation, ours=ours)
+
+
+def _require_trainable(module: nn.Module) -> None:
+    """Refuse what cannot be a function of a vector of parameters."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise UsageError("the model is compiled by TorchScript, whose parameters cannot be exchanged: give "
+                         "the module that torch.jit.script or torch.jit.trace was given")
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            continue  # refused with another remedy, where the vector is made
+        if parameter.dtype not in (torch.float16, torch.float32, torch.float64):
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise UsageError(f"the parameter {name!r} of the model is {kind}: models are trained in float32 "
+                             "or float64 (train.dtype); call .float() on the module first")
+
+
+def _started(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a module with these parameters and buffers."""
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UsageError("`initial` must be a state_dict, from names to tensors: module.state_dict(), or "
+                         "what safetensors.torch.load_file reads")
+    started = copy.deepcopy(module)
+    try:
+        started.load_state_dict(state)
+    except RuntimeError as error:
+        words = " ".join(str(error).split())
+        raise UsageError(f"`initial` does not fit the model: {words}") from None
+    return started

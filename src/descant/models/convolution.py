@@ -34,7 +34,7 @@ class Pool(NamedTuple):
 
 
 Plan: TypeAlias = Sequence[Conv | Pool]
-
+COLOURS = (1, 3, 4)  # channels of an image
 
 _LAYERS: dict[int, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {
     1: (nn.Conv1d, nn.BatchNorm1d, nn.MaxPool1d),
@@ -70,7 +70,7 @@ def image_shape(sample: SampleFormat, model: str) -> tuple[int, int, int]:
     shape = sample.shape
     if len(shape) == 2:
         return 1, shape[0], shape[1]
-    if len(shape) == 3 and not _is_last(shape):
+    if len(shape) == 3 and (shape[0] in COLOURS or shape[2] not in COLOURS):  # else they are surely last
         return shape[0], shape[1], shape[2]
     raise UsageError(f"model {model!r} needs images of shape (channels, height, width), not samples of "
                      f"shape {shape}{_advice(shape)}")
@@ -98,11 +98,6 @@ def _advice(shape: tuple[int, ...]) -> str:
             return (f": {shape[0]} flat numbers are not an image; if they were one, reshape x to "
                     f"(n, {channels}, {side}, {side}), else use a model such as \"dnn\"")
     return ': flat numbers are not an image; use a model such as "dnn"'
-
-
-def _is_last(shape: tuple[int, ...]) -> bool:
-    """Whether the colours are surely on the last axis."""
-    return shape[2] in (1, 3, 4) and shape[0] not in (1, 3, 4)
 
 
 def _through(side: int, plan: Plan) -> int:

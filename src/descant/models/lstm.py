@@ -61,18 +61,12 @@ class Reader(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states = self.lstm(self.embedding(x.long()))
-        out: Tensor = self.dense(states[:, -1] if self.pad is None else _at(states, _last(x != self.pad)))
+        last = states[:, -1]
+        if self.pad is not None:
+            position = ((x != self.pad) * torch.arange(x.shape[1])).amax(1)  # 0 in a row of padding alone
+            last = states.gather(1, position[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)
+        out: Tensor = self.dense(last)
         return out
-
-
-def _last(real: Tensor) -> Tensor:
-    """The position of the last real token of each row [B]; 0 where there is none."""
-    return (real * torch.arange(real.shape[1])).amax(1)
-
-
-def _at(states: Tensor, position: Tensor) -> Tensor:
-    index = position[:, None, None].expand(-1, 1, states.shape[2])
-    return states.gather(1, index).squeeze(1)
 
 
 @dataclass(frozen=True)

@@ -6,33 +6,29 @@ import copy
 import hashlib
 import re
 import warnings
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
+from descant.core import scoring
 from descant.core.federation import Federation
 from descant.core.kernels.chain import leaves
-from descant.core.kernels.layers import Context
+from descant.core.kernels.chunk import ChunkGradients, as_rows
 from descant.core.kernels.lift import over_clients
 from descant.core.kernels.pure import Pure, SideEffects, copied
 from descant.core.kernels.trial import REAL, ROWS, samples, try_module
 from descant.core.losses import LOSSES, SLOPED, Loss, LossName
 from descant.core.metric import CLASSIFICATION, REGRESSION
-from descant.core.scoring import (
-    auroc,
-    classification_figures,
-    loss_figure,
-    regression_figures,
-    tally_classification,
-    tally_losses,
-    tally_regression,
-)
-from descant.core.task import Batch, Gradient, Task, inputs
+from descant.core.task import Batch, Gradient, Pull, Task, inputs
 from descant.core.tree import stack, take
 from descant.core.vector import Layout, Model
 from descant.errors import UsageError, first_line, unknown
+
+PASSED = 1024  # rows that pass a chain at once where they are only predicted
 
 
 class ModuleTask(Task):
@@ -70,6 +66,12 @@ class ModuleTask(Task):
         self._eval = Pure(self._module, layout, self.dtype, train=False, effects=effects)
         self.draws = self._train.context.draws_needed
         self._chain, self._eval_chain = self._train.chain, self._eval.chain
+        self.rows_at_once = Task.rows_at_once if self._eval_chain is None else PASSED
+        self.chunk_gradients = None
+        # a subclass may have another objective
+        is_own = type(self).losses is ModuleTask.losses and type(self).grad is Task.grad
+        if is_own and self._chain is not None and self._sloped is not None:
+            self.chunk_gradients = ChunkGradients(self._chain, self._train.context, layout, self._sloped)
 
     def init(self) -> Model:
         return self.layout.flatten(self._module, self.dtype)
@@ -98,35 +100,58 @@ class ModuleTask(Task):
         return self._loss(outputs, batch.y), stats
 
     def _gradient(self, model: Model, batch: Batch) -> Gradient:
-        if self._chain is not None and self._sloped is not None:
+        if self.chunk_gradients is not None:
             stats = model.stats if self.layout.statistics else None
-            found = over_clients(self._by_hand, model.theta, stats, *batch)
+            found = over_clients(self.chunk_gradients.gradient, model.theta, stats, *batch)
             if found is not None:
                 return Gradient(*found, *([model.stats] if stats is None else []))
         return super()._gradient(model, batch)
 
-    def _by_hand(self, theta: Tensor, stats: Tensor | None, x: Tensor, y: Tensor, weight: Tensor | None,
-                 key: Tensor | None) -> tuple[Tensor, ...]:
-        """The losses, gradients and new statistics (if any) of clients; each tensor has a row per client."""
-        assert self._chain is not None
-        running = {} if stats is None else self.layout.running(stats)
-        with self._train.context.of_pass(weight, key, running) as context:
-            found = self._chain.gradient(theta, x, context, partial(self._mean_slopes, y, weight))
-            return found if stats is None else (*found, self._stats(context, stats))
+    def _pulled_gradient(self, model: Model, batch: Batch, pull: Pull) -> Gradient:
+        if self.chunk_gradients is not None:
+            stats = model.stats if self.layout.statistics else None
+            found = over_clients(self.chunk_gradients.pulled_gradient, model.theta, stats, *batch, *pull)
+            if found is not None:
+                return Gradient(*found, *([model.stats] if stats is None else []))
 
-    def _mean_slopes(self, y: Tensor, weight: Tensor | None, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The clients' mean losses, and their slopes for the outputs [clients, B, ...]."""
-        assert self._sloped is not None
-        losses, slopes = self._sloped(outputs, y)
-        if weight is None:
-            return losses.mean(1), slopes.mul_(1 / losses.shape[1])
-        share = weight.to(losses.dtype) / weight.sum(1, keepdim=True)
-        return (losses * share).sum(1), slopes.mul_(share.view(*share.shape, *[1] * (slopes.dim() - 2)))
+        def rows(at: Model) -> tuple[Tensor, Tensor, Tensor]:
+            with self._train.tapped(self.layout.last_layer) as given:
+                losses, stats = self.losses(at, batch, train=True)
+            return losses, stats, pull.rows(self._only(given), batch.y)
 
-    def _stats(self, context: Context, stats: Tensor) -> Tensor:
-        """The running statistics after a pass that began with `stats`."""
-        names = [s.name for s in self.layout.statistics]
-        return torch.cat([context.stats[name] for name in names], -1) if names else stats
+        return self._differentiated(model, batch, rows)
+
+    @property
+    def feature_width(self) -> int:
+        last = self.layout.parameters[-1]
+        widths = [s.shape[1] for s in self.layout.parameters
+                  if s.owner == self.layout.last_layer and "Linear" in s.layer and len(s.shape) == 2]
+        if len(widths) != 1:
+            raise UsageError("the features of the model are not known: they are what its last layer with "
+                             f"parameters is given, and that is {last.name.rpartition('.')[0]!r}, a "
+                             f"{last.layer[0] if last.layer else 'module'}: it must be an nn.Linear")
+        return widths[0]
+
+    def features(self, model: Model, x: Tensor) -> Tensor:
+        if self._eval_chain is not None:
+            found = over_clients(self._features_by_hand, *model, x)
+            if found is not None:
+                return found[0]
+        with self._eval.tapped(self.layout.last_layer) as given:
+            self._eval(model, x)
+        return self._only(given)
+
+    def _only(self, given: list[Tensor]) -> Tensor:
+        """The features, where the head was called once."""
+        if len(given) != 1:
+            raise UsageError("the features of the model are not known: its last layer "
+                             f"{self.layout.last_layer!r} is called {len(given)} times in a pass, not once")
+        return as_rows(given[0])
+
+    def _features_by_hand(self, theta: Tensor, stats: Tensor, x: Tensor) -> tuple[Tensor]:
+        assert self._eval_chain is not None
+        with self._eval.context.of_pass(None, None, self.layout.running(stats)) as context:
+            return (as_rows(self._eval_chain.outputs(theta, x, context, self._eval_chain.head), 1),)
 
     def predict(self, model: Model, x: Tensor) -> Tensor:
         if self._eval_chain is not None:
@@ -138,8 +163,13 @@ class ModuleTask(Task):
 
     def _predict_by_hand(self, theta: Tensor, stats: Tensor, x: Tensor) -> tuple[Tensor]:
         assert self._eval_chain is not None
-        with self._eval.context.of_pass(None, None, self.layout.running(stats)) as context:
-            return (self._eval_chain.outputs(theta, x, context),)
+        at_once = max(1, PASSED // max(1, x.shape[1]))  # clients
+        found = []
+        for k in range(0, len(x), at_once):
+            some = slice(k, k + at_once)
+            with self._eval.context.of_pass(None, None, self.layout.running(stats[some])) as context:
+                found.append(self._eval_chain.outputs(theta[some], x[some], context))
+        return (found[0] if len(found) == 1 else torch.cat(found),)
 
     def module(self, model: Model) -> nn.Module:
         """An ordinary module with this model's parameters, as the user's own code expects it."""
@@ -148,28 +178,60 @@ class ModuleTask(Task):
     def row_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         return self._loss(outputs, batch.y)
 
+    def mixture(self, outputs: Tensor, shares: Tensor) -> Tensor:
+        """Of probabilities, where the outputs are their logits."""
+        log_shares = shares.log().view(-1, *[1] * (outputs.dim() - 1))
+        if self.loss_name == "cross_entropy":
+            return torch.logsumexp(log_shares + torch.log_softmax(outputs, 2), 0)
+        if self.loss_name == "binary_cross_entropy":
+            yes, no = (torch.logsumexp(log_shares + F.logsigmoid(sign * outputs), 0) for sign in (1, -1))
+            return yes - no
+        return super().mixture(outputs, shares)
+
     def tally(self, outputs: Tensor, batch: Batch) -> Tensor:
-        losses = tally_losses(self.row_losses(outputs, batch), batch.weight)
+        # a named loss is of each row alone; one of the user's is asked for ONE client
+        is_named = self._sloped is not None and type(self).row_losses is ModuleTask.row_losses
+        losses = None if is_named else self.row_losses(outputs, batch)
+        given = (outputs, batch.y, batch.weight, losses)
+        found = over_clients(self._tallies, *given)
+        if found is not None:
+            return found[0]
+        alone: list[Any] = [None if each is None else each[None] for each in given]
+        return self._tallies(*alone)[0][0]
+
+    def _tallies(self, outputs: Tensor, y: Tensor, weight: Tensor | None, losses: Tensor | None
+                 ) -> tuple[Tensor]:
+        """The tallies of clients; each tensor has a row per client."""
+        if losses is None:
+            losses = self._loss(outputs.flatten(0, 1), y.flatten(0, 1)).unflatten(0, y.shape[:2])
+        found = [scoring.tally_losses(losses, weight)]
         if self.classes is not None:
-            own = tally_classification(outputs, batch.y.long(), batch.weight, self.classes)
+            found.append(scoring.tally_classification(outputs, y.long(), weight, self.classes))
         elif "mse" in self.metric_names:
-            own = tally_regression(outputs, batch.y, batch.weight)
-        else:
-            return losses
-        return torch.cat([losses, own])
+            found.append(scoring.tally_regression(outputs, y, weight))
+        return (torch.cat(found, 1),)
+
+    def flaw(self, tally: Tensor, rows: int) -> str | None:
+        if (found := super().flaw(tally, rows)) is not None:
+            return found
+        if self._sloped is not None and tally[1] < 0:  # named losses are never negative
+            return f"its losses add up to {tally[1]:g}"
+        if self.classes is not None:
+            return scoring.classification_flaw(rows, tally[2:])
+        return scoring.regression_flaw(rows, tally[2:]) if "mse" in self.metric_names else None
 
     def auroc(self, outputs: Tensor, batch: Batch) -> Tensor:
         if self.classes is None:
             return super().auroc(outputs, batch)
         weight = torch.ones(len(batch.y), dtype=torch.bool) if batch.weight is None else batch.weight
-        return auroc(outputs, batch.y, weight, self.classes)
+        return scoring.auroc(outputs, batch.y, weight, self.classes)
 
     def figures(self, tally: Tensor) -> Tensor:
-        found = [loss_figure(tally)]
+        found = [scoring.loss_figure(tally)]
         if self.classes is not None:
-            found += classification_figures(tally[0], tally[2:])
+            found += scoring.classification_figures(tally[0], tally[2:])
         elif "mse" in self.metric_names:
-            found += regression_figures(tally[0], tally[2:])
+            found += scoring.regression_figures(tally[0], tally[2:])
         return torch.stack(found).to(self.dtype)
 
     def fitted(self, federation: Federation, *, ours: bool = False) -> ModuleTask:
@@ -226,7 +288,8 @@ class ModuleTask(Task):
         self._prepare(found.layout, found.effects)
         self.draws, self._why_alone = found.draws, found.alone
         y = federation.y[torch.linspace(0, len(federation.y) - 1, ROWS).long()]
-        self._sample = Batch(x, y, torch.ones(ROWS, dtype=torch.bool), torch.tensor(0))
+        counts = torch.ones(ROWS, dtype=self.dtype)
+        self._sample = Batch(x, y, torch.ones(ROWS, dtype=torch.bool), torch.tensor(0), counts)
         try:
             with torch.no_grad():
                 self._gradient(self.init(), self._sample)
@@ -243,7 +306,7 @@ class ModuleTask(Task):
 
     def _unlike_together(self, batch: Batch) -> str | None:
         """Why two clients, one of them with fewer samples, cannot be run together."""
-        other = Batch(batch.x.flip(0), batch.y, torch.arange(ROWS) < REAL, torch.tensor(1))
+        other = Batch(batch.x.flip(0), batch.y, torch.arange(ROWS) < REAL, torch.tensor(1), batch.counts)
         batches = stack([batch, other])
         model = self.init()
         models = stack([model, model._replace(theta=model.theta * 1.01)])

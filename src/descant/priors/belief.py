@@ -9,14 +9,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, average, interpolate
+from descant.core.algorithm import (
+    Algorithm,
+    ClientData,
+    Message,
+    Round,
+    Weights,
+    at_most,
+    average,
+    interpolate,
+)
+from descant.core.parts import Split, split
 from descant.core.task import Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
@@ -31,6 +41,10 @@ class Upload(NamedTuple):
     model: Model
     evidence: Tree = ()  # for the precision
     log_weight: Tree = ()  # [] for weights that depend on the client's work
+
+
+def itself(model: Model) -> Model:
+    return model
 
 
 class Belief(ABC):
@@ -48,8 +62,10 @@ class Belief(ABC):
     def newcomer(self, state: Tree, round: Round) -> Message:
         """What a client is sent that never took part."""
 
-    def chosen(self, task: Task, message: Message, data: ClientData) -> Message:
-        """ONE: what a newcomer makes of that, in the form of what a client of the cohort is sent."""
+    def chosen(self, task: Task, message: Message, data: ClientData, whole: Callable[[Model], Model] = itself
+               ) -> Message:
+        """ONE: what a newcomer makes of that, in the form of what a client of the cohort is sent. `whole`
+        adds its private layers to a centre."""
         return message
 
     @abstractmethod
@@ -137,6 +153,8 @@ class Tempered:
         if (w := self.known(round)) is None:
             logs = uploads.log_weight.double() / (1 if self.kind == "omega" else round.sizes.double())
             w = torch.softmax(logs / self.temperature, 0)
+            if (lowered := at_most(w, round.most)) is not w:
+                w = lowered / lowered.sum()
         return w, {"weights": {"most": w.max(), "effective": 1 / w.square().sum()}, "client_weights": w}
 
     def known(self, round: Round) -> Tensor | None:
@@ -230,16 +248,71 @@ class GaussianBelief(Belief):
 # -- methods -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Received:
+    """What ONE client was sent, as a prior on its whole model: private layers are its own and have none."""
+
+    belief: Belief
+    sent: Message
+    split: Split | None  # None: all layers are shared
+    own: Model  # a whole model, whose private layers are used
+
+    @property
+    def centre(self) -> Model:
+        return self._whole(self.belief.centre(self.sent))
+
+    @property
+    def prior(self) -> Prior:
+        prior = self.belief.prior(self.sent)
+        if self.split is None:
+            return prior
+        assert isinstance(prior, Gaussian)  # others are refused where there are private layers
+        theta = self.own.theta
+        return Gaussian(self.split.lifted(prior.mean, theta),
+                        self.split.lifted(prior.precision, torch.zeros_like(theta)))
+
+    def tell(self, upload: Model, theta: Model, around: Tensor | None = None) -> Upload:
+        """The upload: that of the shared layers."""
+        if self.split is not None:
+            upload, theta = self.split.of_shared(upload), self.split.of_shared(theta)
+            around = None if around is None else self.split.of_shared(Model(around, self.own.stats)).theta
+        return self.belief.tell(self.sent, upload, theta, around)
+
+    def kept(self, w: Tensor, theta: Tensor) -> Tensor:
+        """w with the private layers of theta: these are no one else's."""
+        return w if self.split is None else self.split.shared.moved(theta, w)
+
+    def chosen(self, task: Task, data: ClientData) -> Received:
+        return replace(self, sent=self.belief.chosen(task, self.sent, data, self._whole))
+
+    def _whole(self, model: Model) -> Model:
+        return model if self.split is None else self.split.joined(model, self.own)
+
+
 class PriorMethod(Algorithm):
-    """A method whose server is a belief. It says which one, and what a client does (`local`)."""
+    """A method whose server is a belief. It says which one, and what a client does (`local`). With a field
+    `shared`, that belief is about the shared layers alone."""
 
     @property
     @abstractmethod
     def belief(self) -> Belief:
         """What the server believes, made of the method's fields."""
 
+    def split(self, task: Task) -> Split | None:
+        """Which layers are shared, and which are private; None: all are shared."""
+        return split(task, getattr(self, "shared", "all"), self.name)
+
+    def received(self, task: Task, message: Message, own: Model) -> Received:
+        """ONE: what it was sent, with the private layers of its own model."""
+        return Received(self.belief, message, self.split(task), own)
+
+    def joining(self, task: Task, message: Message, data: ClientData) -> Received:
+        """ONE: what a newcomer makes of what it was sent; its private layers are the initial ones."""
+        return self.received(task, message, task.init()).chosen(task, data)
+
     def init_server(self, task: Task, model: Model, round: Round) -> Tree:
-        return self.belief.init(model, round)
+        parts = self.split(task)
+        return self.belief.init(model if parts is None else parts.of_shared(model), round)
 
     def init_client(self, task: Task, model: Model) -> Tree:
         return model
@@ -258,12 +331,12 @@ class PriorMethod(Algorithm):
 
     def adapt(self, task: Task, message: Message, data: ClientData) -> Tree:
         """A newcomer does the work of a round from the prior's centre."""
-        sent = self.belief.chosen(task, message, data)
-        _, state = self.local(task, sent, self.init_client(task, self.belief.centre(sent)), data)
-        return self.personalize(task, sent, state, data)
+        received = self.joining(task, message, data)
+        _, state = self.local(task, received.sent, self.init_client(task, received.centre), data)
+        return self.personalize(task, received.sent, state, data)
 
     def global_model(self, server: Tree) -> Model | None:
-        return self.belief.model(server)
+        return self.belief.model(server) if getattr(self, "shared", "all") == "all" else None
 
     def client_weights(self, round: Round) -> Tensor | None:
         return self.belief.client_weights(round)

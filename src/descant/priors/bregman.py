@@ -5,20 +5,10 @@ function of the mean parameter x = grad g(y), and the density of x around a mean
 
     D_{g*}(x, mu) = g*(x) - g*(mu) - <grad g*(mu), x - mu>,
 
-which is the energy of the prior. With the mean parameter on both sides (the printed Table 7 has the natural
-parameter on one side for Bernoulli and Poisson):
-
-    family       domain    g(y)            g*(x)                       D_{g*}(x, mu)
-    gaussian     R         |y|^2 / 2       |x|^2 / 2                   |x - mu|^2 / 2
-    with Sigma   R         y' Sigma y / 2  x' Sigma^-1 x / 2           (x - mu)' Sigma^-1 (x - mu) / 2
-    bernoulli    (0, 1)    log(1 + e^y)    x ln x + (1-x) ln(1-x)      x ln(x/mu) + (1-x) ln((1-x)/(1-mu))
-    poisson      x > 0     e^y             x ln x - x                  x ln(x/mu) - x + mu
-    exponential  x > 0     -ln(-y)         -ln x - 1                   x/mu - ln(x/mu) - 1
-
-summed over coordinates. The parameters of a model are the x. How they are kept in the domain: steps on a
-model are made in y = grad g*(x) (`move`), so that x = grad g(y) cannot leave it; what is moved in x itself
-is put back to a distance `eps` from the edge (`project`); a model that starts outside is refused
-(`require`).
+which is the energy of the prior, summed over coordinates, with the mean parameter on both sides. The
+parameters of a model are the x. How they are kept in the domain: steps on a model are made in y = grad g*(x)
+(`move`), so that x = grad g(y) cannot leave it; what is moved in x itself is put back to a distance `eps`
+from the edge (`project`); a model that starts outside is refused (`require`).
 """
 
 from __future__ import annotations
@@ -42,32 +32,6 @@ from descant.priors.solve import decayed
 # -- Gaussians ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SphericalGaussian(Generator):
-    """The Gaussian with covariance I (lam is its precision): g = g* = |.|^2 / 2."""
-
-    name: ClassVar[str] = "gaussian"
-    is_gaussian: ClassVar[bool] = True
-
-    def g(self, y: Tensor) -> Tensor:
-        return y.square().sum() / 2
-
-    def grad_g(self, y: Tensor) -> Tensor:
-        return y
-
-    def g_star(self, x: Tensor) -> Tensor:
-        return x.square().sum() / 2
-
-    def grad_g_star(self, x: Tensor) -> Tensor:
-        return x
-
-    def hessian_g_star(self, x: Tensor, v: Tensor) -> Tensor:
-        return v
-
-    def divergence(self, x: Tensor, mu: Tensor) -> Tensor:
-        return (x - mu).square().sum() / 2
-
-
 class _Covariance(Generator):
     """A Gaussian with covariance Sigma: g(y) = y' Sigma y / 2, g*(x) = x' Sigma^-1 x / 2.
 
@@ -87,6 +51,19 @@ class _Covariance(Generator):
 
     def divergence(self, x: Tensor, mu: Tensor) -> Tensor:
         return self.g_star(x - mu)
+
+
+@dataclass(frozen=True)
+class SphericalGaussian(_Covariance):
+    """The Gaussian with covariance I (lam is its precision): g = g* = |.|^2 / 2."""
+
+    name: ClassVar[str] = "gaussian"
+
+    def grad_g(self, y: Tensor) -> Tensor:
+        return y
+
+    def grad_g_star(self, x: Tensor) -> Tensor:
+        return x
 
 
 @dataclass(frozen=True)
@@ -215,11 +192,11 @@ class Bernoulli(Generator):
         return (y - step).clamp(-edge, edge)
 
 
+@dataclass(frozen=True)
 class _Positive(Generator):
-    """Families on positive numbers."""
-
     domain: ClassVar[str] = "numbers > 0"
-    eps: float
+
+    eps: float = hyper(1e-6, "least value of a parameter", gt=0)
 
     def inside(self, x: Tensor) -> Tensor:
         return (x > 0) & torch.isfinite(x)
@@ -233,8 +210,6 @@ class Poisson(_Positive):
     """Positive parameters, pulled by the generalised I-divergence. The dual variable is the logarithm."""
 
     name: ClassVar[str] = "poisson"
-
-    eps: float = hyper(1e-6, "least value of a parameter", gt=0)
 
     def g(self, y: Tensor) -> Tensor:
         return y.exp().sum()
@@ -266,8 +241,6 @@ class Exponential(_Positive):
     """
 
     name: ClassVar[str] = "exponential"
-
-    eps: float = hyper(1e-6, "least value of a parameter", gt=0)
 
     def g(self, y: Tensor) -> Tensor:
         return -(-y).log().sum()

@@ -99,12 +99,9 @@ def kmeans(points: Tensor, K: int, generator: np.random.Generator, starts: int =
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None
-    return renumbered(best, _by_first_member(best.labels, K))
-
-
-def _by_first_member(labels: Tensor, K: int) -> Tensor:
-    first = torch.full((K,), len(labels)).scatter_reduce(0, labels, torch.arange(len(labels)), "amin")
-    return torch.argsort(torch.argsort(first, stable=True), stable=True)
+    n = len(points)
+    first = torch.full((K,), n).scatter_reduce(0, best.labels, torch.arange(n), "amin")
+    return renumbered(best, torch.argsort(torch.argsort(first, stable=True), stable=True))
 
 
 def renumbered(partition: Partition, number: Tensor) -> Partition:

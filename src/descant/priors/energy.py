@@ -36,10 +36,6 @@ class Energy(ABC):
 
     The server minimises sum_k w_k R(theta_k, gamma) + penalty(gamma) over gamma. An energy is not normalised,
     so nothing but R and its penalty keeps that minimum from being "all theta alike": see that it has one.
-
-    The directory of a run has the name and the fields of an object, not its class: `descant resume` and
-    `descant.load` work for a prior that is given by its place (`OwnPrior`), others go on by the same call of
-    `descant.run` with resume=True.
     """
 
     name: ClassVar[str]
@@ -110,6 +106,8 @@ class EnergyBelief(Belief):
     weights: Weighting
 
     def init(self, model: Model, round: Round) -> Learned:
+        if round.number == 0:
+            check(self.energy, model.theta)
         return Learned(self.energy.init(model.theta, round.generator("prior")), model.stats)
 
     def send(self, state: Learned, round: Round) -> Message:
@@ -266,12 +264,10 @@ class InputConvex(Checked, Energy):
     its least value, 0, at the mean (the last three terms are the Bregman divergence of N). Far from the mean
     the network pulls with a bounded force, where a Gaussian pulls ever harder.
 
-    What the server may learn is limited on purpose. It minimises sum_k w_k R(theta_k, gamma), an energy that
-    is not normalised, and a free network would make that small by being nothing (or, without N(0), by a bias
-    that falls for ever). So stiffness is a budget: the rows of W have length `kappa`, a and the rows of A sum
-    to one, and what is learned is where to spend it: in directions in which clients agree. The remaining
-    parameters are held by epsilon times their squares (as in Lemma 1). R is not jointly convex in (theta,
-    gamma): the server's steps descend on M, but to a stationary point.
+    Stiffness is a budget: the rows of W have length `kappa`, a and the rows of A sum to one, and what is
+    learned is where to spend it: in directions in which clients agree. The remaining parameters are held by
+    epsilon times their squares (as in Lemma 1). R is not jointly convex in (theta, gamma): the server's steps
+    descend on M, but to a stationary point.
 
     gamma has (hidden + 1) d numbers and a few more, which the clients are sent each round; they return d.
     """

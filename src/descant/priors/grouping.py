@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from descant.core.task import Task
 from descant.core.tree import Tree, concat, map_tree, pick, repeat, rows, stack, take
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.priors.belief import Belief, Upload
+from descant.priors.belief import Belief, Upload, itself
 from descant.priors.clustering import Partition, choose_K, coordinates, kmeans, means, nearest, recluster
 from descant.priors.prior import Prior
 
@@ -121,9 +122,10 @@ class Grouped(Belief):
         sent = stack([self.inner.newcomer(take(state.priors, k), round) for k in range(state.K)])
         return Message(take(sent, which))
 
-    def chosen(self, task: Task, message: Message, data: ClientData) -> Message:
+    def chosen(self, task: Task, message: Message, data: ClientData, whole: Callable[[Model], Model] = itself
+               ) -> Message:
         sent = message.shared
-        centres = stack([self.inner.centre(take(sent, k)) for k in range(rows(sent))])
+        centres = stack([whole(self.inner.centre(take(sent, k))) for k in range(rows(sent))])
         return Message(each=pick(sent, least_loss(task, centres, data, "train")))
 
     def prior(self, sent: Message) -> Prior:

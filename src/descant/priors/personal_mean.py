@@ -56,14 +56,15 @@ class Strategy(NamedTuple):
     family: Family
     eta: float
     eta_a: float
-    gradient: Literal["none", "plain", "nested"] = "none"  # x = w, or x = w - eta_a grad f(w)
+    eta_inner: float
+    gradient: Literal["none", "plain", "nested"] = "none"  # x = w, or x = w - eta_inner grad f(w)
     remembers: bool = False  # whether it has the term of the memory
     moves: bool = False  # w itself makes the step on the loss, and mu has the derivative I in the new w
 
     def mean(self, f: Loss, w: Tensor, theta: Tensor, memory: Tree) -> Mean:
         inner, inner_kept, mu = w, torch.ones_like(w, dtype=torch.bool), w
         if self.gradient == "nested":
-            descended = w - self.eta_a * f.grad(w, 0)
+            descended = w - self.eta_inner * f.grad(w, 0)
             inner = self.family.project(descended)
             inner_kept = inner == descended
         if self.gradient != "none":
@@ -83,12 +84,12 @@ class Strategy(NamedTuple):
         if self.gradient == "plain":
             return v - self.eta_a * f.hessian(mean.w, 0, v)
         u = torch.where(mean.inner_kept, f.hessian(mean.inner, 1, v), 0.0)
-        return v - self.eta_a * (u - self.eta_a * f.hessian(mean.w, 0, u))
+        return v - self.eta_a * (u - self.eta_inner * f.hessian(mean.w, 0, u))
 
 
-def strategy(name: str, family: Family, eta: float, eta_a: float) -> Strategy:
+def strategy(name: str, family: Family, eta: float, eta_a: float, eta_inner: float) -> Strategy:
     """The strategy of a name."""
-    make = Strategy(family, eta, eta_a)
+    make = Strategy(family, eta, eta_a, eta_inner)
     return {"identity": make, "lg": make._replace(gradient="plain"), "meg": make._replace(remembers=True),
             "mh": make._replace(gradient="plain", remembers=True),
             "mh_nested": make._replace(gradient="nested", remembers=True),

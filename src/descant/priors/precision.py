@@ -48,9 +48,10 @@ class Precision(ABC):
         """What a client is told that never took part."""
         return Message(shared=state)
 
-    @abstractmethod
     def value(self, sent: Message) -> Tensor | float:
         """The precision for ONE client: a number, or one for each coordinate."""
+        lam: Tensor = sent.each if isinstance(sent.each, Tensor) else sent.shared
+        return lam
 
     def pooled(self, state: Tree, weights: Tensor, round: Round) -> Pooled:
         """The pulls of the cohort's priors together, where client i counts weights_i."""
@@ -108,6 +109,30 @@ class FixedVariance(Checked, Precision):
 
 
 @dataclass(frozen=True)
+class DiagonalVariance(Checked, Precision):
+    """Every coordinate has a variance of its own, for ever: precision 1 / sigma2_j (FedMAP, Eq. 16, whose
+    sigma_j^2 is the precision)."""
+
+    name: ClassVar[str] = "diagonal"
+
+    sigma2: tuple[float, ...] = hyper((15.0,), "variances of the prior: one for each coordinate")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.sigma2 or not min(self.sigma2) > 0:
+            raise UsageError(f"{self.name}.sigma2 must be numbers greater than 0, not {list(self.sigma2)}")
+
+    def init(self, theta: Tensor, round: Round) -> Tensor:
+        if len(self.sigma2) != len(theta):
+            raise UsageError(f"{self.name}.sigma2 has {len(self.sigma2)} numbers for {len(theta)} "
+                             'coordinates: give one for each, or use the prior "fixed"')
+        return 1 / torch.tensor(self.sigma2, dtype=theta.dtype)
+
+    def upper_bound(self) -> float:
+        return 1 / min(self.sigma2)
+
+
+@dataclass(frozen=True)
 class PerClient(Precision):
     """One number for each client (objective 18 of one-stage FedProx). A newcomer gets the mean."""
 
@@ -127,9 +152,6 @@ class PerClient(Precision):
 
     def upper_bound(self) -> float:
         return max(self.lams, default=0.0)
-
-    def value(self, sent: Message) -> Tensor:
-        return sent.each if isinstance(sent.each, Tensor) else sent.shared
 
 
 class Adapted(NamedTuple):
@@ -153,10 +175,8 @@ class Adaptive(Checked, Precision):
         practical:  c / (n R^2) if R >= 1/sqrt(n), else c / (sqrt(n) R)    (the authors' experiments);
         theorem:    Theorem 1 with L, mu, rho.
 
-    Set once, because a stronger pull makes models look more alike, which would ask for a stronger pull.
-    Neither rule knows an upper end: `cap` is one, and the report says when it was needed. With
-    `per_client`, every client has its own R_i and n_i (objective 18 of the paper, which leaves it open);
-    one that was not heard of during the pilot gets lambda from the mean R.
+    It is at most `cap`. With `per_client`, every client has its own R_i and n_i; one that was not heard of
+    during the pilot gets lambda from the mean R.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -191,9 +211,6 @@ class Adaptive(Checked, Precision):
 
     def upper_bound(self) -> float:
         return max(self.pilot, self.cap)
-
-    def value(self, sent: Message) -> Tensor:
-        return sent.each if isinstance(sent.each, Tensor) else sent.shared
 
     def evidence(self, theta: Tensor, mean: Tensor) -> Tensor:
         return (theta - mean).square().sum()
@@ -246,8 +263,19 @@ class LearnedVariance(Checked, Precision):
 
     c: float = hyper(1.0, "alpha(s) = 1 / (s + c)", gt=0)
     epsilon: float = hyper(1e-4, "weight of s^2, which keeps the variance finite", gt=0)
-    s: float = hyper(1.0, "where s starts", ge=0)
+    s: float = hyper(1.0, "where s starts: above -c; A.4 has 0")
     lr: float | Literal["exact"] = hyper("exact", "step size of s, or its exact minimiser", gt=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.s <= -self.c:
+            raise UsageError(f"{self.name}.s = {self.s:g} must be greater than -c = {-self.c:g}, so that the "
+                             "variance s + c is positive")
+
+    @property
+    def _least(self) -> float:
+        """The least s that there can be: all minima lie above zero, and gradients below it lead upwards."""
+        return min(0.0, self.s)
 
     def init(self, theta: Tensor, round: Round) -> Tensor:
         return torch.full_like(theta, self.s)
@@ -257,7 +285,7 @@ class LearnedVariance(Checked, Precision):
         return 1 / (s + self.c)
 
     def upper_bound(self) -> float:
-        return 1 / self.c  # at s = 0
+        return 1 / (self._least + self.c)
 
     def ridge(self) -> float:
         return self.epsilon
@@ -272,7 +300,7 @@ class LearnedVariance(Checked, Precision):
             s = stationary_s(V, self.c, self.epsilon)
         else:
             gradient = 2 * self.epsilon * state - V / (2 * (state + self.c).square())
-            s = (state - self.lr * gradient).clamp(min=0)
+            s = (state - self.lr * gradient).clamp(min=self._least)
         return s, {"s": {"least": s.min(), "median": s.median(), "most": s.max()}}
 
 

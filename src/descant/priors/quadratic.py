@@ -71,8 +71,31 @@ class Quadratic(NamedTuple):
 
 def descended(prior: Prior, theta: Tensor, step: float) -> Tensor:
     """A gradient step on the energy alone: theta - step * prior.grad(theta)."""
-    if isinstance(prior, Flat):
+    if type(prior) is Flat:
         return theta
-    if isinstance(prior, Gaussian):  # in one pass over the vector
+    if type(prior) is Gaussian:  # in one pass over the vector; a subclass may pull otherwise
         return torch.lerp(theta, prior.mean, step * prior.precision)
     return theta - step * prior.grad(theta)
+
+
+def descend_(prior: Prior, theta: Tensor, step: float, weight_decay: float) -> None:
+    """In place, for one client or many: theta <- theta - step (prior.grad(theta) + weight_decay theta)."""
+    if isinstance(prior, Gaussian) and not weight_decay:
+        theta.lerp_(prior.mean, step * prior.precision)
+    elif isinstance(prior, Gaussian):
+        theta.mul_(1 - step * (prior.precision + weight_decay)).add_(step * prior.precision * prior.mean)
+    elif isinstance(prior, Quadratic):
+        shrunk = 1 - step * (prior.pull + weight_decay)
+        if isinstance(shrunk, Tensor) or shrunk != 1:
+            theta.mul_(shrunk)
+        theta.sub_(prior.slope, alpha=step)
+    elif weight_decay:
+        theta.mul_(1 - step * weight_decay)
+
+
+def add_pull_(gradient: Tensor, prior: Prior, theta: Tensor, weight_decay: float) -> None:
+    """In place: gradient <- gradient + prior.grad(theta) + weight_decay theta."""
+    if not isinstance(prior, Flat):
+        gradient.add_(prior.grad(theta))
+    if weight_decay:
+        gradient.add_(theta, alpha=weight_decay)

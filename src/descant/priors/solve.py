@@ -1,12 +1,14 @@
 """Local solvers: a few descent steps on `loss(theta) + prior.energy(theta)`, for ONE client.
 
 A solver is a small value with the optimizer's settings; its state is a tree of tensors, so that it
-can ride in the carry of `data.scan` and be vectorised like everything else.
+can ride in the carry of `data.scan` and be vectorised like everything else. Those that a user can name have
+their step a second time, in place, for all clients of a chunk at once (`fused.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -14,12 +16,17 @@ from torch import Tensor
 
 from descant.core.algorithm import ClientData
 from descant.core.fields import Checked, hyper
+from descant.core.parts import Part
 from descant.core.ranges import Step
 from descant.core.task import Batch, Task
-from descant.core.tree import Tree
+from descant.core.tree import Tree, stack, take
 from descant.core.vector import Model
+from descant.errors import UsageError
+from descant.priors import fused
+from descant.priors.fused import Add
 from descant.priors.prior import Prior
-from descant.priors.quadratic import Flat, descended
+from descant.priors.quadratic import Flat, Gaussian, add_pull_, descend_, descended
+from descant.priors.schedule import Schedule
 
 
 class Optimizer(Protocol):
@@ -37,8 +44,24 @@ def decayed(gradient: Tensor, theta: Tensor, weight_decay: float) -> Tensor:
     return torch.add(gradient, theta, alpha=weight_decay) if weight_decay else gradient
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trained(Checked):
+    """What every solver has besides its own step."""
+
+    clip: float | None = hyper(
+        None, "largest norm of the gradient of a step's loss, over all parameters that are trained; a longer "
+              "one is shortened; absent: any", gt=0)
+    schedule: Schedule | None = hyper(None, "how lr changes from round to round; absent: not at all")
+
+    def clipped(self, gradient: Tensor) -> Tensor:
+        """As torch.nn.utils.clip_grad_norm_ does it, of ONE client's step."""
+        if self.clip is None:
+            return gradient
+        return gradient * torch.clamp(self.clip / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0)
+
+
 @dataclass(frozen=True)
-class SGD(Checked):
+class SGD(Trained):
     """theta <- theta - lr v, with v <- momentum v + gradient + weight_decay theta."""
 
     name: ClassVar[str] = "sgd"
@@ -50,11 +73,38 @@ class SGD(Checked):
         return torch.zeros_like(theta) if self.momentum else ()
 
     def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
-        direction = decayed(gradient, theta, self.weight_decay)
+        direction = decayed(self.clipped(gradient), theta, self.weight_decay)
         if not self.momentum:
             return torch.sub(descended(prior, theta, self.lr), direction, alpha=self.lr), state
-        direction = state = self.momentum * state + direction + prior.grad(theta)
+        direction = torch.add(direction, state, alpha=self.momentum)
+        direction = state = direction if type(prior) is Flat else direction + prior.grad(theta)
         return torch.sub(theta, direction, alpha=self.lr), state
+
+    def remembered(self) -> int:
+        return 1 if self.momentum else 0
+
+    def step_(self, theta: Tensor, add: Add, prior: Prior, memory: list[Tensor], number: int) -> None:
+        if isinstance(prior, Gaussian) and isinstance(prior.precision, float) and not self.momentum:
+            # what is kept of theta is a part of the gradient's product
+            add(theta, 1 - self.lr * (prior.precision + self.weight_decay), -self.lr)
+            theta.add_(prior.mean, alpha=self.lr * prior.precision)
+            return
+        if not self.momentum:
+            descend_(prior, theta, self.lr, self.weight_decay)
+            add(theta, 1.0, -self.lr)
+            return
+        [direction] = memory
+        add(direction, self.momentum, 1.0)
+        add_pull_(direction, prior, theta, self.weight_decay)
+        theta.sub_(direction, alpha=self.lr)
+
+
+_FUSED = getattr(torch, "_fused_adam_", None)  # what torch.optim has: a step of Adam in one pass
+
+
+@lru_cache(1024)
+def _counted(number: int) -> Tensor:
+    return torch.tensor(float(number), device="cpu")
 
 
 class AdamState(NamedTuple):
@@ -64,7 +114,7 @@ class AdamState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adam(Checked):
+class Adam(Trained):
     """Adam (Kingma and Ba 2015), its moments starting anew with every call of `solve`."""
 
     name: ClassVar[str] = "adam"
@@ -80,17 +130,64 @@ class Adam(Checked):
 
     def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: AdamState
              ) -> tuple[Tensor, AdamState]:
-        g = gradient + prior.grad(theta) + self.weight_decay * theta
+        g = self.clipped(gradient) + prior.grad(theta) + self._ridge * theta
         steps = state.steps + 1
         first = torch.lerp(g, state.first, self.beta1)
         second = torch.lerp(g.square(), state.second, self.beta2)
         denominator = (second / (1 - self.beta2**steps)).sqrt() + self.eps
-        theta = theta - self.lr * (first / (1 - self.beta1**steps)) / denominator
+        kept = theta if self._shrunk == 1 else self._shrunk * theta
+        theta = kept - self.lr * (first / (1 - self.beta1**steps)) / denominator
         return theta, AdamState(first, second, steps)
+
+    @property
+    def _ridge(self) -> float:
+        """The weight decay that is a part of the gradient."""
+        return self.weight_decay
+
+    @property
+    def _shrunk(self) -> float:
+        """What a step leaves of the parameters besides."""
+        return 1.0
+
+    def remembered(self) -> int:
+        return 3
+
+    def step_(self, theta: Tensor, add: Add, prior: Prior, memory: list[Tensor], number: int) -> None:
+        g, first, second = memory
+        add(g, 0.0, 1.0)
+        add_pull_(g, prior, theta, self._ridge)
+        if self._shrunk != 1:
+            theta.mul_(self._shrunk)
+        if _FUSED is not None and theta.is_cpu and all(each.is_contiguous() for each in (theta, *memory)):
+            _FUSED([theta], [g], [first], [second], [], [_counted(number)], lr=self.lr,
+                   beta1=self.beta1, beta2=self.beta2, weight_decay=0.0, eps=self.eps, amsgrad=False,
+                   maximize=False)
+            return
+        first.lerp_(g, 1 - self.beta1)
+        second.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        denominator = (second / (1 - self.beta2**number)).sqrt_().add_(self.eps)
+        theta.addcdiv_(first, denominator, value=-self.lr / (1 - self.beta1**number))
 
 
 @dataclass(frozen=True)
-class Proximal(Checked):
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019): theta <- (1 - lr weight_decay) theta
+    minus the step of Adam, whose moments know nothing of the decay."""
+
+    name: ClassVar[str] = "adamw"
+    weight_decay: float = hyper(0.01, "strength of the pull to zero, beside the gradient", ge=0)
+
+    @property
+    def _ridge(self) -> float:
+        return 0.0
+
+    @property
+    def _shrunk(self) -> float:
+        return 1 - self.lr * self.weight_decay
+
+
+@dataclass(frozen=True)
+class Proximal(Trained):
     """theta <- prox(theta - lr (gradient + weight_decay theta)): the prior in closed form.
 
     Stable for any strength of the prior, where SGD needs lr (L + lam) < 2.
@@ -104,11 +201,28 @@ class Proximal(Checked):
         return ()
 
     def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
-        return prior.prox(theta - self.lr * decayed(gradient, theta, self.weight_decay), self.lr), state
+        direction = decayed(self.clipped(gradient), theta, self.weight_decay)
+        return prior.prox(theta - self.lr * direction, self.lr), state
+
+    def remembered(self) -> int:
+        return 0
+
+    def step_(self, theta: Tensor, add: Add, prior: Prior, memory: list[Tensor], number: int) -> None:
+        add(theta, 1 - self.lr * self.weight_decay, -self.lr)
+        if not isinstance(prior, Flat):
+            theta.copy_(prior.prox(theta, self.lr))
 
 
-Solver: TypeAlias = SGD | Adam | Proximal
-SOLVERS: dict[str, type[SGD] | type[Adam] | type[Proximal]] = {cls.name: cls for cls in (SGD, Adam, Proximal)}
+Solver: TypeAlias = SGD | Adam | AdamW | Proximal
+SOLVERS: dict[str, type[SGD] | type[Adam] | type[Proximal]] = {
+    cls.name: cls for cls in (SGD, Adam, AdamW, Proximal)}
+
+
+def require_ridge(solver: Solver, method: str) -> None:
+    """Refuse decoupled weight decay in a method that makes a ridge of it, on another vector than theta."""
+    if isinstance(solver, AdamW):
+        raise UsageError(f"{method}.solver: the weight decay of {method} is a ridge in its loss, which AdamW "
+                         "has not: use adam")
 
 
 def step_size(solver: Solver) -> float | None:
@@ -117,30 +231,70 @@ def step_size(solver: Solver) -> float | None:
 
 
 def descend(task: Task, model: Model, batch: Batch, solver: Optimizer, prior: Prior = Flat(),
-            state: Tree = None, scale: Tensor | float = 1.0) -> tuple[Model, Tree]:
-    """One step on one batch, on scale * loss + prior."""
+            state: Tree = None, scale: Tensor | float = 1.0, only: Part | None = None) -> tuple[Model, Tree]:
+    """One step on one batch, on scale * loss + prior; with `only`, what is not trained does not count in the
+    norm that is clipped."""
     gradient = task.grad(model, batch)
     if state is None:
         state = solver.init(model.theta)
     slope = gradient.theta if isinstance(scale, float) and scale == 1 else scale * gradient.theta
+    if only is not None and getattr(solver, "clip", None) is not None:
+        slope = only.moved(torch.zeros_like(slope), slope)
     theta, state = solver.step(model.theta, slope, prior, state)
     return Model(theta, gradient.stats), state
 
 
 def inner_solve(task: Task, model: Model, batch: Batch, solver: Optimizer, prior: Prior, steps: int) -> Model:
     """Some steps on one batch: the inner problem of methods with a proximal term."""
+    if (solved := fused.inner_solve(task, model, batch, solver, prior, steps)) is not None:
+        return solved
     state = solver.init(model.theta)
     for k in range(steps):
         model, state = descend(task, model, batch.redrawn(k), solver, prior, state)
     return model
 
 
-def solve(task: Task, model: Model, data: ClientData, solver: Optimizer, prior: Prior = Flat(),
-          scale: Tensor | float = 1.0) -> Model:
-    """One step on each batch of the client, on scale * loss + prior, starting from `model`."""
+def finetuned(task: Task, model: Model, data: ClientData, solver: Optimizer, steps: int) -> Model:
+    """Some steps on the mean loss of all the client's rows: the FT of pFedBreD's tables, which takes one."""
+    state = solver.init(model.theta)
 
-    def step(carry: tuple[Model, Tree], batch: Batch) -> tuple[Model, Tree]:
-        return descend(task, carry[0], batch, solver, prior, carry[1], scale)
+    def gradient(model: Model) -> Tensor:
+        found: Tensor = data.mean(lambda batch: task.grad(model, batch).theta)
+        return found
+
+    for _ in range(steps):
+        theta, state = solver.step(model.theta, gradient(model), Flat(), state)
+        model = Model(theta, model.stats)
+    return model
+
+
+def solve(task: Task, model: Model, data: ClientData, solver: Optimizer, prior: Prior = Flat(),
+          scale: Tensor | float = 1.0, which: int = 0, only: Part | None = None) -> Model:
+    """A step on one batch of each of the client's steps, on scale * loss + prior, starting from `model`.
+    `which` batch, where a step has several. With `only`, the rest of the parameters stays as it is; running
+    statistics follow the batches all the same."""
+    if (fast := fused.solve(task, [model], data, solver, prior, scale, which, only)) is not None:
+        return fast[0]
+
+    def step(carry: tuple[Model, Tree], *batches: Batch) -> tuple[Model, Tree]:
+        (theta, stats), state = descend(task, carry[0], batches[which], solver, prior, carry[1], scale,
+                                        only)
+        return Model(theta if only is None else only.moved(model.theta, theta), stats), state
 
     solved, _ = data.scan(step, (model, solver.init(model.theta)))
     return solved  # type: ignore[no-any-return]
+
+
+def solve_each(task: Task, models: Model, data: ClientData, solver: Optimizer, counts: Tensor) -> Model:
+    """Several models [M, ...] on the same batches, a step of each on each of the client's steps. For model m
+    the training rows count `counts[:, m]` [n, M]: a step is on the mean of counts * loss over the batch."""
+    each, data = [take(models, m) for m in range(len(models.theta))], data.counted(counts)
+    if (fast := fused.solve(task, each, data, solver, counted=True)) is not None:
+        return stack(fast)  # type: ignore[no-any-return]
+
+    def step(carry: tuple[tuple[Model, Tree], ...], batch: Batch) -> tuple[tuple[Model, Tree], ...]:
+        return tuple(descend(task, model, batch.of_model(m), solver, state=state)
+                     for m, (model, state) in enumerate(carry))
+
+    solved = data.scan(step, tuple((model, solver.init(model.theta)) for model in each))
+    return stack([model for model, _ in solved])  # type: ignore[no-any-return]

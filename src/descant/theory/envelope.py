@@ -1,12 +1,7 @@
 """What FedMAP's server minimises: M(gamma) = sum_k w_k min_theta { L_k(theta) + R(theta, gamma) }.
 
 For losses that are convex and models that are small: the inner problems are solved to rounding by Newton's
-method, so that M and its gradient are exact, and what a round of FedMAP does can be held against them.
-
-That a round is a gradient step (Theorem 1) needs only that each inner minimum is unique. That M has one
-minimum, to which the rounds come, the paper derives from an R that is strongly convex in (theta, gamma)
-together; its own Gaussian ||theta - gamma||^2 is not (it is flat along theta = gamma), and M is then strongly
-convex only where a strongly convex L_k makes it so. Lemma 1 adds the epsilon terms for this.
+method, so that M and its gradient are exact. docs/methods/fedmap.md says when M has one minimum.
 """
 
 from __future__ import annotations
@@ -25,9 +20,10 @@ from descant.core.tree import Tree
 from descant.core.vector import Model
 from descant.errors import DescantError
 from descant.priors.energy import Energy, server_gradient
-from descant.priors.precision import FixedVariance, LearnedVariance
+from descant.priors.precision import DiagonalVariance, FixedVariance, LearnedVariance
 
 Loss: TypeAlias = Callable[[Tensor], Tensor]  # theta [d] -> L_k(theta)
+Gaussian: TypeAlias = FixedVariance | DiagonalVariance | LearnedVariance
 
 
 class Envelope(NamedTuple):
@@ -38,8 +34,7 @@ class Envelope(NamedTuple):
     thetas: Tensor  # [clients, d] the minimisers theta_k
 
 
-def envelope(losses: Sequence[Loss], prior: FixedVariance | LearnedVariance | Energy, gamma: Tree,
-             weights: Tensor) -> Envelope:
+def envelope(losses: Sequence[Loss], prior: Gaussian | Energy, gamma: Tree, weights: Tensor) -> Envelope:
     """M(gamma), for weights that sum to one. gamma is the mean of a Gaussian with fixed variance, the pair
     (mean, s) of one with learned variance (`MeanAndVariance`), or what the energy knows it to be."""
     family = as_energy(prior)
@@ -84,6 +79,15 @@ class _FixedVariance(Energy):
 
 
 @dataclass(frozen=True)
+class _DiagonalVariance(Energy):
+    name: ClassVar[str] = "diagonal"
+    sigma2: tuple[float, ...]
+
+    def energy(self, theta: Tensor, gamma: Tensor) -> Tensor:
+        return ((theta - gamma).square() / theta.new_tensor(self.sigma2)).sum() / 2
+
+
+@dataclass(frozen=True)
 class _LearnedVariance(Energy):
     """R of Lemma 1."""
 
@@ -101,10 +105,12 @@ class _LearnedVariance(Energy):
         return gamma.mean
 
 
-def as_energy(prior: FixedVariance | LearnedVariance | Energy) -> Energy:
+def as_energy(prior: Gaussian | Energy) -> Energy:
     """A prior as the function R(theta, gamma) that it stands for."""
     if isinstance(prior, FixedVariance):
         return _FixedVariance(prior.sigma2)
+    if isinstance(prior, DiagonalVariance):
+        return _DiagonalVariance(prior.sigma2)
     return _LearnedVariance(prior.c, prior.epsilon) if isinstance(prior, LearnedVariance) else prior
 
 

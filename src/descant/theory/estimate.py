@@ -28,14 +28,14 @@ from descant.theory.truth import identified
 DENSE = 700  # parameters up to which the Hessian is written out
 LANCZOS = 40  # products with the Hessian that find its ends otherwise
 AT_ONCE = 2**22  # numbers of per-sample gradients that are held together
-CURVATURE = {"binary_cross_entropy": 1 / 4, "cross_entropy": 1 / 2}  # largest of the loss in the outputs
+# largest of the loss in the outputs; of the mean squared error it is 2 / outputs
+CURVATURE = {"binary_cross_entropy": 1 / 4, "cross_entropy": 1 / 2}
 FLAT = 1e-9  # eigenvalues that count as zero, relative to the largest
 SOLVED = 1e-4  # norm of the gradient at which a pilot solution is taken for one
 
 
 def minimise(task: Task, batch: Batch, ridge: float, steps: int) -> Model:
-    """argmin f(theta) + ridge/2 ||theta||^2 on a batch, from the common initial model, by at most so many
-    steps of L-BFGS, which needs no step size."""
+    """argmin f(theta) + ridge/2 ||theta||^2, from the common initial model, by so many steps of L-BFGS."""
     model = task.init()
     theta = model.theta.clone().requires_grad_()
     solver = torch.optim.LBFGS([theta], max_iter=steps, max_eval=2 * steps, history_size=20,
@@ -53,12 +53,9 @@ def minimise(task: Task, batch: Batch, ridge: float, steps: int) -> Model:
 
 
 def smoothness(task: Task, model: Model, batch: Batch) -> float:
-    """L of one client's loss.
-
-    For a linear model it is known for all theta: c lambda_max(X'X / n), with c = 1/4 for the binary loss, 1/2
-    for softmax and 2 / outputs for the mean squared error (X with a column of ones for the bias). For others
-    it is the largest eigenvalue of the Hessian at this model: a local figure.
-    """
+    """L of one client's loss. For a linear model it is known for all theta: c lambda_max(X'X / n), with X
+    with a column of ones for the bias. For others it is the largest eigenvalue of the Hessian at this model:
+    a local figure."""
     if isinstance(task, ModuleTask) and task.is_linear and task.loss_name in (*CURVATURE, "mse"):
         x = batch.x.flatten(1)
         if len(task.layout.parameters) == 2:
@@ -70,8 +67,7 @@ def smoothness(task: Task, model: Model, batch: Batch) -> float:
 
 def strong_convexity(task: Task, model: Model, batch: Batch, ridge: float = 0.0) -> float:
     """mu of one client's loss at this model: the smallest eigenvalue of its Hessian, in directions that the
-    task can tell, but at least 0, and the ridge. Of a model that is too large to write out its Hessian, the
-    ridge alone: directions without curvature are many there."""
+    task can tell, but at least 0, and the ridge; of a model too large for its Hessian, the ridge alone."""
     return ridge + (max(0.0, _ends(task, model, batch).low) if task.dim <= DENSE else 0.0)
 
 
@@ -90,13 +86,10 @@ def rho2(task: Task, model: Model, batch: Batch, ridge: float = 0.0) -> float:
 
 
 def sampling_noise(task: Task, model: Model, batch: Batch, ridge: float = 0.0, steps: int = 100) -> float:
-    """The expected squared error of a pilot solution: how far it is from the one of endless data.
-
-    By the usual expansion it is tr(H^-1 S H^-1) / n, where H is the Hessian and S the covariance of the
-    gradients of single samples. Of a model that is too large to write out its Hessian, and where that is not
-    positive, it is seen directly: models fitted to the two halves of the rows (every second one) have errors
-    of n / n_1 and n / n_2 times that, independent of each other.
-    """
+    """The expected squared error of a pilot solution: by the usual expansion tr(H^-1 S H^-1) / n, where H is
+    the Hessian and S the covariance of the gradients of single samples. Where H is too large or not positive,
+    it is seen directly: models fitted to the two halves of the rows (every second one) have errors of n / n_1
+    and n / n_2 times that, independent of each other."""
     n = len(batch.y)
     if n < 2:
         raise UsageError("how noisy a model is cannot be told from one row")
@@ -124,12 +117,9 @@ class Heterogeneity(NamedTuple):
 
 
 def heterogeneity(models: Tensor, noise: Tensor, weights: Tensor | None = None) -> Heterogeneity:
-    """R from estimated models [clients, d] whose expected squared errors are `noise` [clients].
-
-    ||w_i - w_g||^2 with w_g = sum_j p_j w_j is too large by (1 - 2 p_i) noise_i + sum_j p_j^2 noise_j on
-    average, where the errors are independent. That is taken off; a square below 0 counts as 0. What a ridge
-    has shrunk stays shrunk. `weights` are the p_i; all alike without.
-    """
+    """R from estimated models [clients, d] whose expected squared errors are `noise` [clients]. ||w_i -
+    w_g||^2 with w_g = sum_j p_j w_j is too large by (1 - 2 p_i) noise_i + sum_j p_j^2 noise_j on average,
+    which is taken off; a square below 0 counts as 0. `weights` are the p_i; all alike without."""
     p = torch.full((len(models),), 1 / len(models), dtype=models.dtype) if weights is None else weights
     seen = (models - p @ models).square().sum(1)
     squares = seen - (1 - 2 * p) * noise - p.square() @ noise
@@ -198,7 +188,7 @@ def survey(task: Task, federation: Federation, clients: np.ndarray, *, ridge: fl
             rows = federation.train[client]
             batch = Batch(inputs(federation.x[rows], task.dtype), federation.y[rows])
             model = minimise(task, batch, ridge, steps)
-            slope = grad(lambda theta, m=model, b=batch: task.loss(Model(theta, m.stats), b))(model.theta)
+            slope = grad(_loss(task, model, batch))(model.theta)
             models.append(identified(task, model.theta))
             figures.append((
                 smoothness(task, model, batch) + ridge, strong_convexity(task, model, batch, ridge),
@@ -219,12 +209,14 @@ class Ends(NamedTuple):
     high: float
 
 
-def _product(task: Task, model: Model, batch: Batch) -> Callable[[Tensor], Tensor]:
-    """v -> Hessian v, of the loss as it is in prediction (no Dropout, BatchNorm by its statistics)."""
-    def loss(theta: Tensor) -> Tensor:
-        return task.loss(Model(theta, model.stats), batch)
+def _loss(task: Task, model: Model, batch: Batch) -> Callable[[Tensor], Tensor]:
+    """The loss as it is in prediction (no Dropout, BatchNorm by its statistics), of theta."""
+    return lambda theta: task.loss(Model(theta, model.stats), batch)
 
-    pull: Callable[[Tensor], tuple[Tensor]] = vjp(grad(loss), model.theta)[1]
+
+def _product(task: Task, model: Model, batch: Batch) -> Callable[[Tensor], Tensor]:
+    """v -> Hessian v."""
+    pull: Callable[[Tensor], tuple[Tensor]] = vjp(grad(_loss(task, model, batch)), model.theta)[1]
     return lambda v: pull(v)[0]  # the Hessian is symmetric
 
 
@@ -246,41 +238,33 @@ def _ends(task: Task, model: Model, batch: Batch) -> Ends:
 
 
 def lanczos(product: Callable[[Tensor], Tensor], dim: int, dtype: torch.dtype, steps: int = LANCZOS) -> Ends:
-    """The ends of the spectrum of a symmetric matrix that is known by its products with vectors.
-
-    Both lie inside the true ones, and come to them in `dim` steps at the latest; the larger in modulus much
-    sooner. The start is the same every time.
-    """
+    """The ends of the spectrum of a symmetric matrix that is known by its products with vectors. Both lie
+    inside the true ones, and come to them in `dim` steps at the latest; the larger in modulus much sooner."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(dim, generator=generator, dtype=torch.float64).to(dtype)
     basis = [q / q.norm()]
-    diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
+    diagonal: list[float] = []
+    beside: list[float] = []
     for _ in range(min(steps, dim)):
         v = product(basis[-1])
-        diagonal.append(basis[-1] @ v)
+        diagonal.append(float(basis[-1] @ v))
         Q = torch.stack(basis)
         for _ in range(2):  # once is not enough in floating point
             v = v - Q.T @ (Q @ v)
-        if v.norm() <= 1e-12 * torch.stack(diagonal).abs().max():  # the basis is complete
+        if v.norm() <= 1e-12 * np.abs(diagonal).max():  # the basis is complete
             break
-        beside.append(v.norm())
+        beside.append(float(v.norm()))
         basis.append(v / v.norm())
-    beside = beside[: len(diagonal) - 1]
-    T = torch.diag(torch.stack(diagonal))
-    if beside:
-        T = T + torch.diag(torch.stack(beside), 1) + torch.diag(torch.stack(beside), -1)
-    values = torch.linalg.eigvalsh(T)
+    from scipy.linalg import eigh_tridiagonal  # slow to import, and a run needs it only where steps diverge
+
+    values = eigh_tridiagonal(diagonal, beside[: len(diagonal) - 1], eigvals_only=True)
     return Ends(float(values[0]), float(values[-1]))
 
 
 def _sample_gradients(task: Task, model: Model, batch: Batch, ridge: float) -> Iterable[Tensor]:
     """The gradients of single samples [some rows, d], a bounded number at a time."""
     def one(x: Tensor, y: Tensor) -> Tensor:
-        def loss(theta: Tensor) -> Tensor:
-            return task.loss(Model(theta, model.stats), Batch(x[None], y[None]))
-
-        gradient: Tensor = grad(loss)(model.theta)
+        gradient: Tensor = grad(_loss(task, model, Batch(x[None], y[None])))(model.theta)
         return gradient + ridge * model.theta
 
     at_once = max(1, AT_ONCE // task.dim)

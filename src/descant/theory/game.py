@@ -41,11 +41,8 @@ def game_gradients(w: Tensor, c: Tensor, told: Tensor, *, gamma: Tensor | float,
 
 def nash_residual(w: Tensor, c: Tensor, *, gamma: Tensor | float, mu: float, rho: float = 0.0) -> Tensor:
     """||grad G_i(w_i; w_-i)|| for every client: [m]. Zero for all just at a stationary point of the game; a
-    client whose G_i is s-strongly convex is at most the residual / s away from its best response.
-
-    The clients' states in a run with full messages hold all that it takes: w_i and c_i (otherwise
-    `oracle.messages` makes the c_i).
-    """
+    client whose G_i is s-strongly convex is at most the residual / s away from its best response. Without
+    full messages in a run's states, `oracle.messages` makes the c_i."""
     return game_gradients(w, c, c, gamma=gamma, mu=mu, rho=rho).square().sum(1).sqrt()
 
 
@@ -106,18 +103,11 @@ def theorem2(gamma: float | Tensor, m: int, L: float, mu: float, rho: float, *, 
 # -- quadratics: f_i(w) = (w - a_i)' H_i (w - a_i) / 2 ----------------------------------------------------
 
 
-def is_stable(h: float, gamma: float, m: int, mu: float, rho: float = 0.0) -> bool:
-    """Whether simultaneous best responses converge where all H_i = h I:  h (1 - 2 gt) < 2 (1 - gt) mu + rho.
-
-    The differences to the equilibrium answer by w_i <- -(1 - gt)(h - mu) / (gt h + (1 - gt) mu + rho) times
-    the mean of the others', and the others' mean has the eigenvalues 1 and -1 / (m - 1).
-    """
-    return h < stable_curvature(float(own_share(gamma, m)), mu, rho)
-
-
 def stable_curvature(share: float, mu: float, rho: float = 0.0) -> float:
-    """The common curvature h below which best responses converge: (2 (1 - gt) mu + rho) / (1 - 2 gt), and any
-    where gt >= 1/2 (at 1/2 with mu = rho = 0 they just do not converge)."""
+    """The h below which simultaneous best responses converge where all H_i = h I, of the share gt:
+    (2 (1 - gt) mu + rho) / (1 - 2 gt), and any h where gt >= 1/2 (at 1/2 with mu = rho = 0 they just do not
+    converge). The differences to the equilibrium answer by -(1 - gt)(h - mu) / (gt h + (1 - gt) mu + rho)
+    times the mean of the others', which has the eigenvalues 1 and -1 / (m - 1)."""
     room = 2 * (1 - share) * mu + rho
     if share > 0.5 or (share == 0.5 and room > 0):
         return math.inf
@@ -145,8 +135,7 @@ def best_responses(H: Tensor, a: Tensor, w: Tensor, *, gamma: Tensor | float, mu
 
 
 def response_matrix(H: Tensor, *, gamma: Tensor | float, mu: float, rho: float = 0.0) -> Tensor:
-    """J [m d, m d] of best responses R(w) = R(0) + J w. Its spectral radius is the rate at which simultaneous
-    best responses converge, or diverge."""
+    """J [m d, m d] of best responses R(w) = R(0) + J w; its spectral radius is their rate."""
     m, d = H.shape[:2]
     told = (H - mu * torch.eye(d, dtype=H.dtype)) / m  # what client j's move does to the mean message
     by = torch.linalg.solve(_curvature(H, gamma, mu, rho)[:, None], told[None])  # [i, j, d, d]

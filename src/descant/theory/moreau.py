@@ -1,15 +1,8 @@
 """What the paper of one-stage FedProx proves, as functions of the constants of a problem.
 
-The problem is the least sum_i p_i (L_i(w_i) + lam/2 ||w_i - w_g||^2) over w_g and all w_i; in w_g alone, that
-is the average F of the Moreau envelopes F_i(w_g) = min_w L_i(w) + lam/2 ||w - w_g||^2. Every L_i is
-mu-strongly convex and L-smooth; kappa = L / mu.
-
-Where the printed paper errs, the functions say what holds. The upper end of lam where R > 1/sqrt(n) has n,
-not m, in its denominator (A.3.3), and in the middle column of Table 1, R^2 and 1/(mn) add up. The proof of
-(5) gives mu/2 where mu is printed; mu holds too, as `lemma1_bounds` shows. (50) lacks the factor 2 of
-||a + b||^2 <= 2 ||a||^2 + 2 ||b||^2, but Lemmas 4 and 5 hold without their own factor 2, which makes up for
-it. (114), which is (12), leaves out the restriction (109) on gamma, and may: (12) implies (108) without it.
-The experiments' gamma = 1 / L_g is not covered by Theorem 2: no K meets (12) there.
+Every L_i is mu-strongly convex and L-smooth; kappa = L / mu. F is the average of the Moreau envelopes
+F_i(w_g) = min_w L_i(w) + lam/2 ||w - w_g||^2. Where the printed paper errs
+(docs/methods/one_stage_fedprox.md), the functions say what holds.
 """
 
 from __future__ import annotations
@@ -107,12 +100,7 @@ class Lemma1(NamedTuple):
 
 
 def lemma1_bounds(lam: float, L: float, mu: float, R: float, square_gradient: float) -> Lemma1:
-    """Lemma 1, for the exact solution w_g, w_i. `square_gradient` is sum_i p_i ||grad L_i(w_g)||^2.
-
-    (5) as printed: with grad L_i(w_i) = lam (w_g - w_i) and d_i = w_i - w_g, d*_i = w*_i - w*_g, both of mean
-    zero, strong monotonicity bounds the left side by sum_i p_i <grad L_i(w_i), w_i - w*_i>
-    = -lam sum_i p_i <d_i, d_i - d*_i> <= lam/4 R^2: half of what the paper asks for.
-    """
+    """Lemma 1, for the exact solution w_g, w_i. `square_gradient` is sum_i p_i ||grad L_i(w_g)||^2."""
     return Lemma1(4 * (1 + L / mu) / (mu * (mu + lam)) * square_gradient, lam / 2 * R**2)
 
 

@@ -39,15 +39,9 @@ class Oracle(NamedTuple):
 
 def oracle(task: Task, federation: Federation, client: int, gamma: float, *, steps: int,
            batch: int | Literal["full"] = 20, solver: Solver = USUAL, seed: int = 0) -> Oracle:
-    """Train client i on  gamma f_i(w) + (1 - gamma) mean_j f_j(w), from the common initial model.
-
-    That is the mean loss under a mixture: a row of the client's own with probability gamma, else a row of a
-    client drawn from all m, each alike. Each step takes a batch of such rows; `batch = "full"` takes the
-    exact gradient. The batches of different gammas are drawn from one stream. For Figure 1:
-
-        run = descant.run(...)
-        [oracle(run.setup.task, run.setup.federation, 3, g, steps=2000) for g in (0, 0.2, 0.5, 0.8, 1)]
-    """
+    """Train client i on gamma f_i(w) + (1 - gamma) mean_j f_j(w), from the common initial model. That is the
+    mean loss under a mixture: a row of the client's own with probability gamma, else a row of any client,
+    each alike. Each step takes a batch of such rows; `batch = "full"` takes the exact gradient."""
     if not 0 <= client < federation.population:
         raise UsageError(f"client {client} does not exist: there are clients 0 to "
                          f"{federation.population - 1}")

@@ -26,12 +26,9 @@ def true_models(task: Task, federation: Federation) -> Tensor | None:
 
 
 def identified(task: Task, theta: Tensor) -> Tensor:
-    """The part of the parameters [..., d] that the task can tell.
-
-    Softmax regression cannot tell weights from weights with one vector added to those of every class: the
-    probabilities are the same. Its weights are taken less their mean over the classes; the parameters of
-    other tasks as they are. Without this, errors would never vanish, however much data there is.
-    """
+    """The part of the parameters [..., d] that the task can tell. Softmax regression cannot tell weights from
+    weights with one vector added to those of every class: they are taken less their mean over the classes, or
+    errors would never vanish, however much data there is."""
     if not (isinstance(task, ModuleTask) and task.is_linear and task.loss_name == "cross_entropy"):
         return theta
     parts = theta.split([s.stop - s.start for s in task.layout.parameters], -1)
@@ -42,20 +39,7 @@ def identified(task: Task, theta: Tensor) -> Tensor:
     return torch.cat(centred, -1)
 
 
-def statistical_error(minimisers: Tensor, truth: Tensor) -> Tensor:
-    """||w~_i - w*_i||^2 of the exact solutions of a problem: what is left however long it is solved."""
-    return _square(minimisers - truth)
-
-
-def optimisation_error(models: Tensor, minimisers: Tensor) -> Tensor:
-    """||w_i - w~_i||^2 of models on their way to the solution: what is left however much data there is."""
-    return _square(models - minimisers)
-
-
 def total_error(models: Tensor, truth: Tensor) -> Tensor:
-    """||w_i - w*_i||^2 of models on their way: at most twice the sum of the other two."""
-    return _square(models - truth)
-
-
-def _square(gap: Tensor) -> Tensor:
-    return gap.square().sum(-1)
+    """||w_i - w*_i||^2 of models. Of exact solutions it is the statistical error, which is left however long
+    a problem is solved; from exact solutions, the optimisation error, left however much data there is."""
+    return (models - truth).square().sum(-1)

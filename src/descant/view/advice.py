@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomli_w
 from rich.console import Console
 from rich.padding import Padding
 
 from descant.experiment.advise import Advice
+from descant.experiment.catalogue import as_toml
 from descant.priors.adaptive import Choice
 from descant.view.tables import table
 
@@ -67,20 +67,14 @@ def toml(advice: Advice) -> str:
         sections.setdefault(section, {})[field] = value
     lines = []
     for section, settings in sections.items():
-        lines += [f"[{section}]", *(f"{field} = {_value(value)}" for field, value in settings.items())]
+        lines += [f"[{section}]", *(f"{field} = {as_toml(value)}" for field, value in settings.items())]
     return "\n".join(lines)
 
 
 def options(advice: Advice) -> str:
     """The settings as options of `descant run`."""
-    return " ".join(f"--set '{path}={_value(value)}'" if isinstance(value, dict) else f"--set {path}={value}"
+    return " ".join(f"--set '{path}={as_toml(value)}'" if isinstance(value, dict) else f"--set {path}={value}"
                     for path, value in advice.settings.items())
-
-
-def _value(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }"
-    return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
 
 
 def _cap(choice: Choice) -> str:

@@ -5,19 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from descant.comparison import conclusions
+from descant.comparison import conclusions, page
+from descant.comparison.plan import Plan
+from descant.comparison.results import Results
 from descant.comparison.table import Column, cell, columns
 from descant.core.files import write_atomic
 from descant.core.metric import is_share
+from descant.errors import UsageError
 from descant.experiment.plots import png, tidy
 from descant.view.charts import DAY, VERDICTS, Look, look, prepare
+from descant.view.page import render
 from descant.view.tables import table
 
 if TYPE_CHECKING:
-    from descant.comparison.results import Results
+    from matplotlib.figure import Figure
 
 GREY, LIGHT = "#5B636E", "#C3C8CE"
 ROW = 0.27  # inches of a method's line in the panel of differences, and in the legend
@@ -35,7 +40,7 @@ def show_comparison(console: Console, results: Results) -> None:
     if left_out:
         console.print(f"in results.csv, or in a wider terminal: {', '.join(reversed(left_out))}")
     console.print()
-    for sentence in conclusions.answer(results):
+    for sentence in (*conclusions.answer(results), *conclusions.paper(results)):
         console.print(sentence, soft_wrap=not console.is_terminal)
     for note in conclusions.notes(results):
         console.print(f"note: {note}", soft_wrap=not console.is_terminal)
@@ -52,9 +57,12 @@ def _table(results: Results, shown: list[Column]) -> Table:
 
 
 def draw_comparison(data: dict[str, Any], path: Path) -> None:
-    """Draw the page data of a comparison: the personal models' test metric against gradient steps and rounds
-    with the range over the seeds; the lead of the best method over each other one with simultaneous
-    intervals; and the metric against the fields of a grid, if there is one."""
+    write_atomic(path, png(comparison_figure(data)))
+
+
+def comparison_figure(data: dict[str, Any]) -> Figure:
+    """Draw the page data of a comparison: curves against gradient steps and rounds; the lead of the best
+    method over each other one; and the metric against the fields of a grid, if there is one."""
     from matplotlib.figure import Figure  # slow: only when there is something to draw
     from matplotlib.lines import Line2D
 
@@ -79,7 +87,26 @@ def draw_comparison(data: dict[str, Any], path: Path) -> None:
     for axes, field in zip(more, fields, strict=True):
         _draw_grid(axes, field, [grid for grid in data["grids"] if grid["field"] == field], _looks(data))
     tidy(canvas.axes)
-    write_atomic(path, png(canvas))
+    return canvas
+
+
+def draw(plan: Plan) -> None:
+    """Write the picture and the page of a comparison."""
+    data = page.page_data(plan.out, plan=plan)
+    draw_comparison(data, plan.out / "comparison.png")
+    write_atomic(plan.out / "report.html", render(data))
+
+
+def write_page(directory: Path, out: Path | None) -> tuple[Path, int]:
+    """Write the page of a comparison; returns where, and of how many bytes."""
+    path = directory / "report.html" if out is None else out
+    if path.is_dir():
+        raise UsageError(f"--out {path} is a directory: name a file, such as {path / 'report.html'}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--out {path}: there is no directory {path.parent}; make it first")
+    content = render(page.page_data(directory))
+    write_atomic(path, content)
+    return path, len(content)
 
 
 def _looks(data: dict[str, Any]) -> dict[str, Look]:
@@ -103,8 +130,7 @@ def _draw_curves(left: Any, right: Any, data: dict[str, Any]) -> None:
         if (curve := data["curves"].get(method["label"])) is None:
             continue
         is_front = method["label"] in data["in_front"]
-        mean, low, high = ([float("nan") if value is None else value for value in curve["personal"][end]]
-                           for end in ("mean", "low", "high"))
+        mean, low, high = (np.array(curve["personal"][end], float) for end in ("mean", "low", "high"))
         style = _style(own, is_front) | {"markevery": max(1, len(mean) // 7), "linewidth": 1.6}
         if not is_front:
             style |= {"marker": "", "linewidth": 1, "zorder": 1}

@@ -45,8 +45,7 @@ def show_federation(console: Console, federation: Federation, measured: Measured
 
 @dataclass(frozen=True)
 class Columns:
-    """Clients side by side, several to a column if there are more than fit: column k holds
-    order[edges[k]:edges[k + 1]]."""
+    """Clients side by side, several to a column if need be: column k holds order[edges[k]:edges[k + 1]]."""
 
     order: np.ndarray
     edges: np.ndarray
@@ -54,8 +53,7 @@ class Columns:
 
     @classmethod
     def of(cls, federation: Federation, most: int, by: tuple[np.ndarray, ...] = ()) -> Columns:
-        """At most `most` columns. Clients are sorted by the keys `by` [clients], the last key first, so that
-        similar clients share a column. Without a key the order stays."""
+        """At most `most` columns. Clients are sorted by the keys `by` [clients], the last key first."""
         clients = federation.everyone
         columns = min(clients, most)
         order = np.lexsort((*by, np.arange(clients) >= federation.population))  # stable
@@ -181,7 +179,8 @@ def _state(dataset: Dataset) -> tuple[int | None, str]:
             return _rows(source, path), "present"
         except DescantError:
             return None, f"damaged: {path.name}"
-    if _has_files(path.parent / (source.folder or source.name)):
+    folder = path.parent / (source.folder or source.name)
+    if folder.is_dir() and any(file.suffix != ".part" for file in folder.iterdir()):
         return None, "official files, to be prepared"
     if source.installed is not None and source.installed.is_dir():
         return None, "installed, to be prepared"
@@ -195,7 +194,3 @@ def _rows(source: Source, path: Path) -> int | None:
     prepared = Prepared(path, source.layout)
     labels = [name for name in source.layout if name == "y" or name.startswith("y_")]
     return sum(prepared.shape(name)[0] for name in labels) if labels else None
-
-
-def _has_files(folder: Path) -> bool:
-    return folder.is_dir() and any(path.suffix != ".part" for path in folder.iterdir())

@@ -5,12 +5,14 @@ Names and reasons may come from another machine: everything is shown as plain te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
+
+from descant.core.metric import figure
 
 JOBS = {"local": "training", "opening": "opening", "score": "scoring", "score_newcomer": "scoring",
         "finish": "making the personal model"}
@@ -47,6 +49,12 @@ class Display:
     def lines(self) -> RenderableType:
         """What is shown for the moment."""
         return ""
+
+
+def scores_of(row: Mapping[str, Any], metric: str) -> list[str]:
+    """The mean test figures of a round, in a few words for each kind of model."""
+    return [f"{model} test {metric} {figure(metric, row[model]['test'][metric]['mean'])}"
+            for model in ("personal", "global") if model in row]
 
 
 def line(text: str) -> Text:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from descant.core.metric import figure
 from descant.core.units import duration, size, times
-from descant.view.display import JOBS, Display, line, listed
+from descant.engine.backends.choose import Timing
+from descant.experiment.run import Run
+from descant.view.display import JOBS, Display, line, listed, scores_of
 from descant.view.outcome import worth
-
-if TYPE_CHECKING:
-    from descant.engine.backends.choose import Timing
-    from descant.experiment.run import Run
 
 SHOWN = 20  # clients on a terminal; those that have not answered come first
 
@@ -72,6 +69,15 @@ class ServerDisplay(Display):
     def refused(self, name: str, reason: str) -> None:
         self.say(f"refused {name or 'a client without a name'}: {reason}")
 
+    def noted(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self.say(f"note: {text}")
+
+    def differing(self, some: Sequence[str], others: Sequence[str], how: str) -> None:
+        self.noted(f"the samples of {listed(others)} differ from those of {listed(some)}: {how}; waiting for "
+                   "most of them to agree")
+
     def gathered(self, names: Sequence[str], what: str, parameters: int, rounds: int) -> None:
         if self._there:
             self._gather(names)  # the last of them
@@ -122,8 +128,7 @@ class ServerDisplay(Display):
             self.say(f"round {self._done}: {row['note']}")
         if "divergence" in row:
             self.say(f"round {self._done}: {row['divergence']}")
-        metric = self._run.setup.deciding.name
-        scores = [_score(model, row[model], metric) for model in ("personal", "global") if model in row]
+        scores = scores_of(row, self._run.setup.deciding.name)
         self._scores = "  ".join(scores) or self._scores
         if scores or self._live is None:
             number = f"{self._done:>{len(str(self._rounds))}}/{self._rounds}"
@@ -138,8 +143,6 @@ class ServerDisplay(Display):
         return (f"{times(len(self._received), 'client')} in {seconds}{slowest}, "
                 f"{size(sum(self._received.values()))}")
 
-    # -- afterwards ------------------------------------------------------------------------------
-
     def _send_models(self) -> None:
         self._doing, self._asked = "sending the models", {}
         self._lost.clear()
@@ -150,8 +153,6 @@ class ServerDisplay(Display):
         self._asked[name] = "has its model"
         newcomer = "" if name in self._names else ", a newcomer,"
         self.say(f"{name}{newcomer} has its model: {worth(figures)}")
-
-    # -- on a terminal ---------------------------------------------------------------------------
 
     def lines(self) -> RenderableType:
         states = self._states()
@@ -180,7 +181,3 @@ class ServerDisplay(Display):
         since = duration(time.monotonic() - self._asked_at)
         states = sorted(self._asked.copy().items(), key=lambda pair: pair[1] is not None)
         return [(name, state or f"working for {since}") for name, state in states]
-
-
-def _score(model: str, scores: dict[str, Any], metric: str) -> str:
-    return f"{model} test {metric} {figure(metric, scores['test'][metric]['mean'])}"

@@ -22,8 +22,7 @@ LINGER = 10.0  # seconds before leaving: Flower drops the replies of a client th
 
 
 class ClientDisplay(Display):
-    """Shows a client and its connection. Also ends the client after its last reply: when it has its model, or
-    when it cannot take part."""
+    """Shows a client; also ends it after its last reply: it has its model, or cannot take part."""
 
     def __init__(self, console: Console, name: str, stop: threading.Event, stay: bool) -> None:
         self._name = name
@@ -81,6 +80,9 @@ class ClientDisplay(Display):
         elif self.code:
             self._leave()
 
+    def ignored(self, reason: str) -> None:
+        self.say(f"ignored: {reason}; tell the server's operator")
+
     def _leave(self) -> None:
         if self._leaving is None:
             self._doing += "; leaving in a moment"
@@ -109,7 +111,7 @@ class ClientDisplay(Display):
         self._replies += 1
         job = str(facts.get("job", what))
         kind = f"round {number}, {JOBS.get(job, job)}" if what == "work" else what
-        tensors = [f"{name} {_shape(shape)}" for name, shape in shapes.items()]
+        tensors = [f"{name} {'x'.join(map(str, shape)) or 'number'}" for name, shape in shapes.items()]
         parts = [f"{times(len(tensors), 'tensor')} ({', '.join(tensors)})"] if tensors else []
         if self._told.get(job) == tensors != []:
             if self._live is not None:
@@ -126,7 +128,7 @@ class ClientDisplay(Display):
         if str(error) == "not joined":  # the server lets it join again
             return
         reason = str(error) if isinstance(error, DescantError) else f"{type(error).__name__}: {error}"
-        if what in ("hello", "join"):  # trying again does not help
+        if what in ("hello", "join", "refuse"):  # trying again does not help
             if not self.code:
                 self.close()
                 print(f"error: {printable(reason)}", file=sys.stderr, flush=True)
@@ -134,15 +136,9 @@ class ClientDisplay(Display):
             return
         self.say(f"failed ({what}): {reason}")
 
-    # -- on a terminal ---------------------------------------------------------------------------
-
     def lines(self) -> RenderableType:
         return line(f"{self._doing}  ({times(self._replies, 'message')}: {size(self._bytes_out)} sent, "
                     f"{size(self._bytes_in)} received)")
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "number"
 
 
 def _short(value: Any) -> str:

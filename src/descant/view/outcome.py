@@ -6,13 +6,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from descant.core.metric import LOWER, figure, is_share, usual
 from descant.view.display import printable
+from descant.view.tables import table
 
 WHO = {"alone": "alone", "shared": "shared model", "personal": "personal model"}
 
@@ -40,10 +40,8 @@ def show_outcome(console: Console, names: Sequence[str], served: Mapping[str, Fi
 def show_own(console: Console, figures: Figures) -> None:
     """For a client."""
     present = [who for who in WHO if who in figures]
-    table = _table("on the test rows here", present)
-    for metric in figures.get("personal", {}):
-        table.add_row(metric, *_cells(figures, metric, present))
-    console.print(table)
+    console.print(_table("on the test rows here", present, [
+        [metric, *_cells(figures, metric, present)] for metric in figures.get("personal", {})]))
 
 
 def worth(figures: Figures) -> str:
@@ -59,25 +57,22 @@ def _metric(figures: Figures) -> str:
 
 def _all(rows: Mapping[str, Figures], metric: str, members: Collection[str]) -> Table:
     present = [who for who in WHO if any(who in row for row in rows.values())]
-    table = _table("client", present)
+    lines: list[Sequence[RenderableType] | None] = []
     for name, row in rows.items():
         label = name if name in members else f"{name} (newcomer)"
-        table.add_row(Text(printable(label)), *_cells(row, metric, present))
+        lines.append([Text(printable(label)), *_cells(row, metric, present)])
     if len(rows) > 1:
-        table.add_section()
+        lines.append(None)
         others = [other for other in next(iter(rows.values())).get("personal", {}) if other != "loss"]
         for other in dict.fromkeys([metric, *others]):
             label = "mean" if other == metric else f"mean {other}"
-            table.add_row(Text(printable(label)), *_cells(_means(rows.values(), other), other, present))
-    return table
+            lines.append([Text(printable(label)), *_cells(_means(rows.values(), other), other, present)])
+    return _table("client", present, lines)
 
 
-def _table(first: str, present: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column(first, no_wrap=True)
-    for heading in [*(WHO[who] for who in present), *(["gain over alone"] if "alone" in present else [])]:
-        table.add_column(heading, no_wrap=True, justify="right")
-    return table
+def _table(first: str, present: Sequence[str], rows: Iterable[Sequence[RenderableType] | None]) -> Table:
+    heads = [first, *(WHO[who] for who in present), *(["gain over alone"] if "alone" in present else [])]
+    return table("l" + "r" * (len(heads) - 1), heads, rows)
 
 
 def _cells(row: Figures, metric: str, present: Sequence[str]) -> list[str]:
@@ -94,11 +89,8 @@ def _gain(row: Figures, metric: str) -> str:
     return f"{gain:+.4f}" if is_share(metric) else f"{gain:+.3g}"
 
 
-def _means(rows: Iterable[Figures], metric: str) -> Figures:
+def _means(rows: Collection[Figures], metric: str) -> Figures:
     """Over the clients that have a figure, each counting the same."""
-    values: dict[str, list[float]] = {who: [] for who in WHO}
-    for row in rows:
-        for who in WHO:
-            if (value := row.get(who, {}).get(metric)) is not None:
-                values[who].append(value)
+    values = {who: [value for row in rows if (value := row.get(who, {}).get(metric)) is not None]
+              for who in WHO}
     return {who: {metric: math.fsum(found) / len(found) if found else None} for who, found in values.items()}

@@ -12,19 +12,19 @@ import gzip
 import hashlib
 import json
 import math
-from collections.abc import Iterator
 from importlib import resources
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from descant.core.fields import dotted
 from descant.core.metric import figure, is_share
 from descant.core.units import times
 from descant.view import charts
 from descant.view.charts import VERDICTS, Verdict
 
-PARTS = ("title", "progress", "answer", "table", "legend", "curves", "clients", "differences", "grids",
-         "clusters", "federation", "tuning", "methods", "origin")
+PARTS = ("title", "progress", "answer", "table", "paper", "legend", "curves", "clients", "differences",
+         "grids", "clusters", "federation", "tuning", "methods", "origin")
 ON_DEMAND = ("grad_steps",)  # columns that are hidden at first, like those of further metrics
 BEST = Verdict("lead", "★", "best")
 ROOM = 0.04  # of the scale, on either side
@@ -105,18 +105,9 @@ def _palette() -> str:
 def _json(data: dict[str, Any]) -> str:
     looks = [{"colour": f"c{look.colour}", "symbol": look.mark.plotly, "sign": look.mark.sign,
               "dash": ",".join(f"{length}px" for length in look.dash) or "solid"} for look in data["looks"]]
-    return json.dumps(_plain(data | {"looks": looks}))
-
-
-def _plain(value: Any) -> Any:
-    """The same value with six digits, more than a chart shows, and without NaN, which JSON lacks."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+    # with six digits, more than a chart shows, and without NaN, which JSON lacks
+    return json.dumps(json.loads(json.dumps(data | {"looks": looks}), parse_constant=lambda name: None,
+                                 parse_float=lambda digits: float(f"{float(digits):.6g}")))
 
 
 # -- the templates -------------------------------------------------------------------------------------
@@ -126,8 +117,10 @@ def _plain(value: Any) -> Any:
 def _templates() -> Environment:
     made = Environment(loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined,
                        trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"text": _text, "id": _id, "spoken": lambda metric: metric.replace("_", " "),
-                     "times": times, "flat": _flat}
+    made.filters |= {"text": _text, "spoken": lambda metric: metric.replace("_", " "),
+                     "times": times, "flat": lambda settings: dotted(settings).items()}
+    # elements are found by their id after their part was replaced
+    made.filters["id"] = lambda title: "".join(sign if sign.isalnum() else "-" for sign in title)
     made.tests["on_demand"] = lambda key: key in ON_DEMAND or (
         key.startswith("personal_") and key != "personal_truth_error")
     return made
@@ -154,20 +147,6 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _id(title: str) -> str:
-    """A valid id; elements are found by it after their part was replaced."""
-    return "".join(sign if sign.isalnum() else "-" for sign in title)
-
-
-def _flat(settings: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings, named as on the command line: solver.lr."""
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{within}{key}.")
-        else:
-            yield within + key, value
 
 
 # -- differences ---------------------------------------------------------------------------------------

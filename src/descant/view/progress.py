@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import progress as bars
 from rich.console import Console
 
-from descant.core.metric import figure
 from descant.core.units import duration, times
+from descant.engine.backends.choose import Timing
+from descant.engine.settings import Train
 from descant.experiment.directory import resume_command
-
-if TYPE_CHECKING:
-    from descant.engine.backends.choose import Timing
-    from descant.engine.settings import Train
-    from descant.experiment.run import Run
+from descant.experiment.run import Run
+from descant.view.display import scores_of
 
 COUNT = "{task.completed:.0f}/{task.total:.0f}"
 NAMED = 3  # rejected clients that are named per round
@@ -82,16 +80,13 @@ class Progress:
             self._say(f"round {row['round']}: {row['divergence']}")
         if row["rejected"]:
             self._say(f"round {row['round']}: rejected {_rejections(row['rejections'])}")
-        scored = row.get("personal")
+        scored, scores = row.get("personal"), scores_of(row, self._metric)
         if scored is not None and scored["failed"]:
             self._say(f"round {row['round']}: {times(scored['failed'], 'client')} could not be scored")
         if self._bar is not None:
-            score: dict[str, Any] = {} if scored is None else {
-                "score": _score("personal", scored, self._metric)}
+            score: dict[str, Any] = {} if scored is None else {"score": scores[0]}
             self._bar.update(bars.TaskID(0), completed=row["round"], speed=speed, **score)
         elif scored is not None:
-            scores = [_score(model, row[model], self._metric)
-                      for model in ("personal", "global") if model in row]
             number = f"{row['round']:>{len(str(self._rounds))}}/{self._rounds}"
             self._say(f"round {number}  {'  '.join(scores)}  {speed}")
 
@@ -147,6 +142,19 @@ class Watching:
                                 f"{duration(time.monotonic() - self._begun)})", soft_wrap=True)
 
 
+class Shown:
+    """Shows a comparison on a console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def watching(self, jobs: Sequence[Any]) -> Watching:
+        return Watching(self._console, jobs)
+
+
 @contextmanager
 def counting(console: Console, total: int, noun: str) -> Iterator[Callable[[int], None]]:
     """A bar for work that is counted; yields the function that sets the count. Silent in a file."""
@@ -186,10 +194,6 @@ def _backend(train: Train, measured: list[Timing]) -> str:
         return chosen
     costs = ", ".join(f"{m.backend} {duration(m.seconds)}" for m in measured)
     return f"{chosen} (measured per client and batch: {costs})"
-
-
-def _score(model: str, scores: dict[str, Any], metric: str) -> str:
-    return f"{model} test {metric} {figure(metric, scores['test'][metric]['mean'])}"
 
 
 def _rejections(reasons: dict[str, str]) -> str:

@@ -65,9 +65,10 @@ def _scores(summary: dict[str, Any]) -> Table:
             continue
         label = f"{which}, {row['round']}"
         for model in (model for model in ("personal", "global") if model in row):
-            pooled = row[model].get("pooled") or {}
-            for metric in _shown_metrics(row[model], summary["metric"]):
-                spread = row[model]["test"][metric]
+            pooled, test = row[model].get("pooled") or {}, row[model]["test"]
+            others = ["accuracy"] if "accuracy" in test else test  # without accuracy, all that was measured
+            for metric in dict.fromkeys([summary["metric"], *others]):
+                spread = test[metric]
                 rows.append([label, model, metric, *(figure(metric, spread[key]) for key in SPREAD),
                              figure(metric, pooled[metric]) if metric in pooled else ""])
                 label = ""
@@ -76,12 +77,6 @@ def _scores(summary: dict[str, Any]) -> Table:
     return table("lll" + "r" * (len(SPREAD) + 1), heads, rows,
                  title=f"on the clients' own test data (best: by {summary['metric'].replace('_', ' ')} on "
                        "validation data)")
-
-
-def _shown_metrics(scores: dict[str, Any], deciding: str) -> list[str]:
-    """The deciding metric, then accuracy; without accuracy, everything that was measured."""
-    names = list(scores["test"])
-    return [*dict.fromkeys([deciding, *(["accuracy"] if "accuracy" in names else names)])]
 
 
 def _costs(summary: dict[str, Any]) -> dict[str, str]:
@@ -97,7 +92,8 @@ def _costs(summary: dict[str, Any]) -> dict[str, str]:
         "time": duration(summary["seconds"]),
     }
     if summary["stopped"] is not None:
-        facts["stopped"] = f"after round {summary['rounds']}: the validation metric no longer improves"
+        why = "the validation metric no longer improves" if summary["stopped"] == "converged" else "asked to"
+        facts["stopped"] = f"after round {summary['rounds']}: {why}"
     if summary["best"] is None:
         facts["best round"] = "none: there is no validation data to select it"
     return facts

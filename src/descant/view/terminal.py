@@ -9,8 +9,7 @@ if TYPE_CHECKING:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Nothing that is printed is markup: names and paths are the user's. Without a terminal nothing is
-    wrapped or cut."""
+    """Nothing that is printed is markup, and without a terminal nothing is wrapped or cut."""
     from rich.console import Console  # help must not wait for it
 
     console = Console(markup=False, highlight=False, emoji=False, stderr=stderr)

@@ -87,8 +87,7 @@ class Answer(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is only / and /data.json\n")
 
     def _is_from_here(self) -> bool:
-        """Whether the request names this machine: a site whose name resolves to it (DNS rebinding) must not
-        read the page."""
+        """A site whose name resolves to this machine (DNS rebinding) must not read the page."""
         host = self.headers.get("Host", "")
         return host in (f"{name}:{self.server.server_port}" for name in LOOPBACK)
 

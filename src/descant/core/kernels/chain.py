@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from descant.core.kernels.chain_layers import Layer, known_layer
+from descant.core.kernels.chain_layers import Layer, Terms, known_layer
 from descant.core.kernels.layers import Context, runs_own
 from descant.core.kernels.network import Network
 from descant.core.vector import Layout
@@ -29,6 +29,18 @@ class Place(NamedTuple):
     parameters: list[int]
 
 
+class Term(NamedTuple):
+    """The gradient of one parameter, before it is formed."""
+
+    layer: Layer
+    which: int  # of the layer's parameters
+    terms: Terms
+
+    def add(self, into: Tensor, keep: float, factor: float) -> None:
+        """into <- keep * into + factor * gradient."""
+        self.layer.add_gradient(self.terms, self.which, into, keep, factor)
+
+
 @dataclass
 class Chain:
     """A network of layers that are all known here."""
@@ -39,6 +51,11 @@ class Chain:
     def __post_init__(self) -> None:
         self._sizes = [s.stop - s.start for s in self.layout.parameters]
         self._shapes = [s.shape for s in self.layout.parameters]
+
+    @property
+    def head(self) -> int:
+        """Which layer is the last with parameters."""
+        return max(k for k, place in enumerate(self.places) if place.parameters)
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout) -> Chain | None:
@@ -55,41 +72,42 @@ class Chain:
             chain.places.append(Place(layer, [at.pop(parameter) for parameter in own]))
         return None if at else chain
 
-    def outputs(self, theta: Tensor, x: Tensor, context: Context) -> Tensor:
-        """What the networks of the clients [clients, d] give for their samples x [clients, B, ...]."""
-        parameters = self._parameters(theta)
-        for layer, own in self.places:
+    def outputs(self, theta: Tensor, x: Tensor, context: Context, stop: int | None = None) -> Tensor:
+        """What the networks of the clients [clients, d] give for their samples x [clients, B, ...]; with a
+        `stop`, what this layer is given."""
+        parameters = self.parameters(theta)
+        for layer, own in self.places[:stop]:
             x, _ = layer.forward([parameters[k] for k in own], x, context)
         return x
 
-    def gradient(self, theta: Tensor, x: Tensor, context: Context,
-                 loss: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The clients' losses [clients] and gradients [clients, d]; `loss` gives the losses and their slopes
-        for the networks' outputs."""
-        parameters = self._parameters(theta)
-        kept = []
+    def slopes(self, parameters: list[Tensor], x: Tensor, context: Context,
+               loss: Callable[[Tensor], tuple[Tensor, Tensor]], pull: Callable[[Tensor], Tensor] | None = None
+               ) -> tuple[Tensor, list[Term]]:
+        """The losses that `loss` gives for the networks' outputs, with their slopes, and the terms of the
+        clients' gradients, one for each parameter. `pull` gives further slopes for the head's inputs."""
+        kept, features = [], x
+        head = None if pull is None else self.places[self.head].layer
         for layer, own in self.places:
             theirs = [parameters[k] for k in own]
+            if layer is head:
+                features = x
             x, saved = layer.forward(theirs, x, context)
             kept.append((layer, own, theirs, saved))
         value, slope = loss(x)
-        gradient = self._room(theta)
-        places, left = self._parameters(gradient), len(parameters)
+        found: list[Term] = [None] * len(parameters)  # type: ignore[list-item]
+        left = len(parameters)
         for layer, own, theirs, saved in reversed(kept):
             left -= len(own)
-            slope = layer.backward(theirs, saved, slope, [places[k] for k in own], left > 0)
+            slope, terms = layer.backward(theirs, saved, slope, left > 0)
+            if pull is not None and layer is head and left > 0:
+                slope = slope + pull(features)
+            for which, k in enumerate(own):
+                found[k] = Term(layer, which, terms)
             if left == 0:  # nothing below this layer is learned
                 break
-        return value, gradient
+        return value, found
 
-    def _room(self, theta: Tensor) -> Tensor:
-        """Room for the gradients. Its rows begin on bounds of 64 bytes, all alike: how a matrix is aligned
-        shows in the last bit of a product, and a client's result should not depend on its place in line."""
-        clients, d = theta.shape
-        per_line = 64 // theta.element_size()
-        return theta.new_empty(clients, -(-d // per_line) * per_line)[:, :d]
-
-    def _parameters(self, theta: Tensor) -> list[Tensor]:
+    def parameters(self, theta: Tensor) -> list[Tensor]:
         """The parameters as views of the clients' vectors."""
         clients = theta.shape[0]
         parts = torch.split_with_sizes(theta, self._sizes, 1)

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from descant.core.kernels.layers import Context, dropped, moments_of_batch, runs_own
 from descant.core.kernels.network import Shaped
+from descant.core.kernels.products import add_, add_product_
 
 Saved: TypeAlias = Any  # what a layer's backward pass needs of its forward pass
+Terms: TypeAlias = Any  # what the gradients of a layer's parameters are made of
 aten = torch.ops.aten
 
 
@@ -27,14 +29,19 @@ class Layer(ABC):
     """A layer: x [clients, B, ...] -> out [clients, B, ...], and how slopes go back through it."""
 
     owns: Sequence[str] = ()  # its parameters, as they are called in the module
+    reads_context: bool = False  # whether it is more than a function of one sample
 
     @abstractmethod
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]: ...
 
     @abstractmethod
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
-                 wanted: bool) -> Tensor:
-        """Write the slopes for the parameters, and return those for x (anything if they are not wanted)."""
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
+                 ) -> tuple[Tensor, Terms]:
+        """The slopes for x (anything if they are not wanted), and the terms of those for the parameters."""
+
+    def add_gradient(self, terms: Terms, which: int, into: Tensor, keep: float, factor: float) -> None:
+        """into <- keep * into + factor * gradient, of one parameter; with keep = 0 it may hold anything."""
+        add_(into, terms[which], keep, factor)
 
 
 class Reshape(Layer):
@@ -46,12 +53,15 @@ class Reshape(Layer):
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
         return x.reshape(*x.shape[:2], *self._shape), x.shape
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
-                 wanted: bool) -> Tensor:
-        return slope.reshape(saved)
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
+                 ) -> tuple[Tensor, Terms]:
+        return slope.reshape(saved), ()
 
 
 class Linear(Layer):
+    """Outputs lie in memory as [clients, outputs, B], where products and losses are faster; their shape
+    remains (clients, B, outputs)."""
+
     def __init__(self, layer: nn.Linear) -> None:
         self.owns = ("weight",) if layer.bias is None else ("weight", "bias")
 
@@ -60,22 +70,26 @@ class Linear(Layer):
         weight = parameters[0]
         if weight.stride(0) == 0:  # one model for all: one product
             out = F.linear(rows, weight[0], *[bias[0] for bias in parameters[1:]])
-        elif len(parameters) == 1:
-            out = torch.bmm(rows, weight.transpose(1, 2))
         else:
-            out = torch.baddbmm(parameters[1].unsqueeze(1), rows, weight.transpose(1, 2))
+            columns = torch.bmm(weight, rows.mT)
+            out = (columns if len(parameters) == 1 else columns.add_(parameters[1].unsqueeze(2))).mT
         return out if x.dim() == 3 else out.unflatten(1, x.shape[1:-1]), rows
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
-                 wanted: bool) -> Tensor:
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
+                 ) -> tuple[Tensor, Terms]:
         flat = slope if slope.dim() == 3 else slope.flatten(1, -2)
-        torch.bmm(flat.transpose(1, 2), saved, out=into[0])
-        if len(into) == 2:
-            torch.sum(flat, 1, out=into[1])
         if not wanted:
-            return slope
-        given = torch.bmm(flat, parameters[0])
-        return given if slope.dim() == 3 else given.unflatten(1, slope.shape[1:-1])
+            return slope, (flat, saved)
+        weight, lies_in_rows = parameters[0], saved.stride(2) == 1
+        given = torch.bmm(flat, weight) if lies_in_rows else torch.bmm(weight.mT, flat.mT).mT
+        return given if slope.dim() == 3 else given.unflatten(1, slope.shape[1:-1]), (flat, saved)
+
+    def add_gradient(self, terms: Terms, which: int, into: Tensor, keep: float, factor: float) -> None:
+        slope, rows = terms
+        if which == 0:
+            add_product_(into, slope.mT, rows, keep, factor)
+        else:
+            add_(into, slope.sum(1), keep, factor)
 
 
 class Convolution(Layer):
@@ -98,20 +112,25 @@ class Convolution(Layer):
             for image, weight, b in zip(images, self._weights(parameters), bias, strict=True)])
         return out.squeeze(3) if self._flat else out, images
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
-                 wanted: bool) -> Tensor:
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
+                 ) -> tuple[Tensor, Terms]:
         slopes = _channels_last(slope.unsqueeze(3) if self._flat else slope)
-        given = []
+        has_bias = len(parameters) == 2
+        given, gradients = [], []
         for k, weight in enumerate(self._weights(parameters)):
             back, *found = aten.convolution_backward(
                 slopes[k], saved[k], weight, [len(weight)], self._stride, self._padding, self._dilation,
-                False, [0, 0], self._groups, [wanted, True, len(into) == 2])
+                False, [0, 0], self._groups, [wanted, True, has_bias])
             given.append(back)
-            for place, each in zip(into, found, strict=False):
-                place[k].copy_(each.view(place[k].shape) if self._flat else each)
+            gradients.append(found[: len(parameters)])
         if not wanted:
-            return slope
-        return _stacked(given).squeeze(3) if self._flat else _stacked(given)
+            return slope, gradients
+        return _stacked(given).squeeze(3) if self._flat else _stacked(given), gradients
+
+    def add_gradient(self, terms: Terms, which: int, into: Tensor, keep: float, factor: float) -> None:
+        for place, gradients in zip(into, terms, strict=True):
+            gradient = gradients[which]
+            add_(place, gradient.view(place.shape) if self._flat else gradient, keep, factor)
 
     def _weights(self, parameters: list[Tensor]) -> Tensor:
         return parameters[0].unsqueeze(3) if self._flat else parameters[0]
@@ -132,13 +151,13 @@ class MaxPool(Layer):
         out = out.unflatten(0, x.shape[:2])
         return out.squeeze(3) if self._flat else out, (images, at)
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
-                 wanted: bool) -> Tensor:
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
+                 ) -> tuple[Tensor, Terms]:
         images, at = saved
         slopes = _channels_last(slope.unsqueeze(3) if self._flat else slope).flatten(0, 1)
         given = aten.max_pool2d_with_indices_backward(slopes, images, *self._window, at)
         given = given.unflatten(0, slope.shape[:2])
-        return cast(Tensor, given.squeeze(3) if self._flat else given)
+        return cast(Tensor, given.squeeze(3) if self._flat else given), ()
 
 
 class Activation(Layer):
@@ -151,9 +170,9 @@ class Activation(Layer):
         value = self._value(x)
         return value, value
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
-                 wanted: bool) -> Tensor:
-        return self._back(slope, saved)
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
+                 ) -> tuple[Tensor, Terms]:
+        return self._back(slope, saved), ()
 
 
 # by their names: worker processes may be sent a chain
@@ -188,6 +207,8 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[
 
 
 class Dropout(Layer):
+    reads_context = True
+
     def __init__(self, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d) -> None:
         self._layer = layer
 
@@ -195,13 +216,15 @@ class Dropout(Layer):
         factor = dropped(context, self._layer, x, lead=1)
         return (x, None) if factor is None else (x * factor, factor)
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
-                 wanted: bool) -> Tensor:
-        return slope if saved is None else slope * saved
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
+                 ) -> tuple[Tensor, Terms]:
+        return slope if saved is None else slope * saved, ()
 
 
 class BatchNorm(Layer):
     """x^ = (x - mean) / sd over the batch, in training; over the running statistics otherwise."""
+
+    reads_context = True
 
     def __init__(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, name: str) -> None:
         self._layer, self._name = layer, name
@@ -216,16 +239,15 @@ class BatchNorm(Layer):
             out = normal * _per_channel(parameters[0], x) + _per_channel(parameters[1], x)
         return out, (normal, inverse, alone, context.weight)
 
-    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, into: list[Tensor],
-                 wanted: bool) -> Tensor:
+    def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool
+                 ) -> tuple[Tensor, Terms]:
         normal, inverse, alone, weight = saved
         axes = [1, *range(3, slope.dim())]
         # rows that only fill up have slope zero, and count neither here nor below
         found = [(slope * normal).sum(axes), slope.sum(axes)]
-        for place, each in zip(into, found, strict=False):
-            place.copy_(each)
+        terms = found[: len(parameters)]
         if not wanted:
-            return slope
+            return slope, terms
         values = slope[0, 0, 0].numel()
         count: Tensor | int = slope.shape[1] * values
         if weight is not None:
@@ -236,7 +258,7 @@ class BatchNorm(Layer):
         given = slope - _per_channel(shift, slope) - normal * _per_channel(scale, slope)
         if weight is not None:
             given = given * rows.view(*rows.shape, *[1] * (slope.dim() - 2))
-        return cast(Tensor, given * _per_channel(inverse * parameters[0] if parameters else inverse, slope))
+        return given * _per_channel(inverse * parameters[0] if parameters else inverse, slope), terms
 
 
 def known_layer(layer: nn.Module, name: str) -> Layer | None:

@@ -79,6 +79,17 @@ class Pure:
         told |= {s.name: given[s.name] for s in self._written}
         return outputs, torch.cat([told[s.name].flatten() for s in self.layout.statistics])
 
+    @contextmanager
+    def tapped(self, layer: str) -> Iterator[list[Tensor]]:
+        """What a layer is given, at each of its calls while this is open."""
+        given: list[Tensor] = []
+        handle = self.module.get_submodule(layer).register_forward_pre_hook(
+            lambda _, arguments: given.append(arguments[0]))
+        try:
+            yield given
+        finally:
+            handle.remove()
+
     def _require_constants(self) -> None:
         """Refuse a write that the trial did not see: the next client would find it."""
         for constant in self._constants:

@@ -8,10 +8,7 @@ or refused with the name of the layer.
 
 from __future__ import annotations
 
-import pickle
-import random as python_random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -19,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from descant.core.kernels.pure import Pure, SideEffects, copied, is_counter
+from descant.core.random import GENERATORS, generators_used
 from descant.core.vector import Layout
 from descant.errors import UsageError, first_line
 
@@ -58,7 +56,7 @@ def try_module(module: nn.Module, dtype: torch.dtype, x: Tensor) -> Trial:
     layout = Layout.of(module, written)
     pure = Pure(module, layout, dtype, train=True)
     key = torch.tensor(KEY)
-    with _generators_used() as drew:
+    with generators_used() as drew:
         outputs, stats = _run(lambda: pure(layout.flatten(pure.module, dtype), x.clone(), None, key), True)
     draws_itself = "torch" in drew
     if not trained.drew:
@@ -91,7 +89,7 @@ def _observe(module: nn.Module, dtype: torch.dtype, x: Tensor, *, train: bool) -
     origin = _tensors(module)
     given = x.clone()
     version = given._version
-    with _generators_used() as drew:
+    with generators_used() as drew:
         outputs = _run(lambda: plain(given), train)
     changed = [
         name for name, tensor in _tensors(plain).items()
@@ -113,28 +111,6 @@ def _run(call: Callable[[], Any], train: bool) -> Any:
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
-
-
-_GENERATORS: dict[str, Callable[[], bytes]] = {
-    "torch": lambda: torch.get_rng_state().numpy().tobytes(),
-    "numpy": lambda: pickle.dumps(np.random.get_state()),
-    "Python": lambda: pickle.dumps(python_random.getstate()),
-}
-
-
-@contextmanager
-def _generators_used() -> Iterator[set[str]]:
-    """Which global generators the block uses; they are restored."""
-    moved: set[str] = set()
-    before = {name: state() for name, state in _GENERATORS.items()}
-    of_numpy, of_python = np.random.get_state(), python_random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield moved
-            moved |= {name for name, state in _GENERATORS.items() if state() != before[name]}
-        finally:
-            np.random.set_state(of_numpy)
-            python_random.setstate(of_python)
 
 
 # -- judging -------------------------------------------------------------------------------------------
@@ -318,12 +294,12 @@ def _owner(module: nn.Module, name: str) -> str:
 
 def _drawer(plain: nn.Module, x: Tensor, whose: str, train: bool) -> str:
     """The innermost layer that moves a generator."""
-    state, before, found = _GENERATORS[whose], [], []
+    state, before, found = GENERATORS[whose], [], []
     for name, layer in plain.named_modules():
         layer.register_forward_pre_hook(lambda *_: before.append(state()))
         layer.register_forward_hook(lambda layer, *_, name=name: found.append(_called(name, layer))
                                     if before.pop() != state() else None)
-    with _generators_used():
+    with generators_used():
         _run(lambda: plain(x.clone()), train)
     return found[0] if found else _called("", plain)
 

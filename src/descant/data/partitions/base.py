@@ -63,10 +63,11 @@ def check_enough(clients: int, least: int, rows: int) -> None:
                          f"are {rows}: use fewer clients or a smaller min_size")
 
 
-def need_labels(samples: Samples, name: str) -> np.ndarray:
+def need_labels(samples: Samples, clients: int, name: str) -> np.ndarray:
     if samples.labels is None or samples.labels.ndim != 1:
         raise UsageError(f"partition {name!r} needs class labels, and this dataset has none: "
                          "choose 'iid' or 'natural'")
+    check_clients(clients, len(samples.labels))
     return samples.labels
 
 

@@ -55,8 +55,11 @@ class Feature(Partition):
         for rows in np.split(order, np.flatnonzero(np.diff(part[order])) + 1):
             if len(rows):
                 k, chosen = int(part[rows[0]]), torch.from_numpy(rows)
-                seen = x[chosen].float() / 255 if x.dtype == torch.uint8 else x[chosen]
-                result[chosen] = _as(self._changed(seen, k, clients, seed), x.dtype)
+                if x.dtype == torch.uint8:
+                    seen = self._changed(x[chosen].float() / 255, k, clients, seed)
+                    result[chosen] = (seen.clamp(0, 1) * 255).round().to(x.dtype)
+                else:
+                    result[chosen] = self._changed(x[chosen], k, clients, seed)
         return dataclasses.replace(samples, x=result)
 
     def _changed(self, x: Tensor, k: int, clients: int, seed: int) -> Tensor:
@@ -92,10 +95,6 @@ class Feature(Partition):
         if x.dim() == 2 and x.dtype == torch.uint8:
             raise UsageError('change = "rotation" cannot turn flat bytes, which would become negative: give '
                              "images, or real features")
-
-
-def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return (values.clamp(0, 1) * 255).round().to(dtype) if dtype == torch.uint8 else values
 
 
 def _turn(dim: int, turn: float, seed: int) -> Tensor:

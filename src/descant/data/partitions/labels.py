@@ -9,16 +9,8 @@ import numpy as np
 
 from descant.core.fields import hyper
 from descant.core.random import stream
-from descant.data.partitions.base import (
-    NOBODY,
-    Partition,
-    check_clients,
-    check_enough,
-    cut,
-    deal_counts,
-    need_labels,
-    top_up,
-)
+from descant.data.partitions import base
+from descant.data.partitions.base import NOBODY, Partition
 from descant.data.samples import Samples
 from descant.errors import UsageError
 
@@ -54,8 +46,7 @@ class Classes(Partition):
                              "exchange them")
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
-        labels = need_labels(samples, self.name)
-        check_clients(clients, len(labels))
+        labels = base.need_labels(samples, clients, self.name)
         classes, label, totals = np.unique(labels, return_inverse=True, return_counts=True)
         if self.classes_per_client > len(classes):
             raise UsageError(f"classes_per_client = {self.classes_per_client}, but the data has "
@@ -67,7 +58,7 @@ class Classes(Partition):
             raise UsageError(f"class {classes[k]} has {totals[k]} rows for the {holders[k]} clients "
                              "that are to share it: use fewer clients or fewer classes_per_client")
         if self.sizes != "equal":
-            return deal_counts(label, self._counts(holds, totals, seed), rng)
+            return base.deal_counts(label, self._counts(holds, totals, seed), rng)
         result = np.full(len(labels), NOBODY)
         for k in range(len(classes)):
             mine = rng.permutation(np.flatnonzero(holds[:, k]))
@@ -131,8 +122,7 @@ class Shards(Partition):
     shards_per_client: int = hyper(2, "number of shards that each client gets: small is heterogeneous", ge=1)
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
-        labels = need_labels(samples, self.name)
-        check_clients(clients, len(labels))
+        labels = base.need_labels(samples, clients, self.name)
         shards = clients * self.shards_per_client
         if shards > len(labels):
             raise UsageError(f"{clients} clients with shards_per_client = {self.shards_per_client} need "
@@ -163,19 +153,18 @@ class Dirichlet(Partition):
     min_size: int = hyper(10, "least number of rows of a client", ge=1)
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
-        labels = need_labels(samples, self.name)
-        check_clients(clients, len(labels))
-        check_enough(clients, self.min_size, len(labels))
+        labels = base.need_labels(samples, clients, self.name)
+        base.check_enough(clients, self.min_size, len(labels))
         rng = stream(seed, "partition")
         _, label, totals = np.unique(labels, return_inverse=True, return_counts=True)
         for _ in range(_DRAWS):
             shares = rng.dirichlet(np.full(clients, self.alpha), size=len(totals))
-            counts = cut(totals, shares)  # [classes, clients]
+            counts = base.cut(totals, shares)  # [classes, clients]
             short = np.count_nonzero(counts.sum(0) < self.min_size)
             if short == 0 or short > _HOPELESS:
                 break
-        client = deal_counts(label, counts, rng)
-        top_up(client, clients, self.min_size, rng)
+        client = base.deal_counts(label, counts, rng)
+        base.top_up(client, clients, self.min_size, rng)
         return client
 
 
@@ -195,8 +184,7 @@ class LabelMajority(Partition):
                           gt=0, le=1)
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
-        labels = need_labels(samples, self.name)
-        check_clients(clients, len(labels))
+        labels = base.need_labels(samples, clients, self.name)
         classes, label, totals = np.unique(labels, return_inverse=True, return_counts=True)
         if len(classes) < 2 or self.majority < 1 / len(classes):
             raise UsageError(f"majority = {self.majority:g} is no majority among {len(classes)} classes: "
@@ -215,7 +203,7 @@ class LabelMajority(Partition):
         if not low:
             raise UsageError(f"{clients} clients are too many for majority = {self.majority:g}: the rarest "
                              f"class has {totals.min()} rows; use fewer clients")
-        return deal_counts(label, self._counts(low, first, skewed, len(classes)), rng)
+        return base.deal_counts(label, self._counts(low, first, skewed, len(classes)), rng)
 
     def _counts(self, size: int, first: np.ndarray, skewed: np.ndarray, classes: int) -> np.ndarray:
         """How many rows of each class a client of this size has, [classes, clients]; grows with the size."""

@@ -99,5 +99,4 @@ def _owners(samples: Samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if samples.owner is None:
         raise UsageError("partition 'natural' needs data whose rows have owners, and these have none: "
                          "choose 'iid' or another partition")
-    owners, number, sizes = np.unique(samples.owner, return_inverse=True, return_counts=True)
-    return owners, number, sizes
+    return np.unique(samples.owner, return_inverse=True, return_counts=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from descant.core.cast import cast_real
 from descant.core.federation import Federation
 from descant.core.preprocess import Treatment
 from descant.core.sample import SampleFormat
@@ -38,21 +39,20 @@ class ClientData(NamedTuple):
         if self.split is not None:
             x, split, treatment = self.x, self.split, self.treatment
         else:
-            parts = split_rows(np.arange(len(self.x)), self._labels(whole.classes), spec.split_seed, client,
-                               spec.test, spec.validation, self.group, spec.fold)
+            labels = self.y.numpy() if whole.classes is not None and self.y.dim() == 1 else None
+            parts = split_rows(np.arange(len(self.x)), labels, spec.split_seed, client, spec.test,
+                               spec.validation, self.group, spec.fold)
             split = (Table.of([parts[0]]), Table.of([parts[1]]), Table.of([parts[2]]))
             spec.preprocess.check(self.x)
             x, treatment = (spec.preprocess.apply(self.x, *split) if spec.preprocess.changes
                             else (self.x, None))
         train, validation, test = (self._placed(table, client, whole.everyone) for table in split)
-        x, y = (t.to(dtype) if t.is_floating_point() else t for t in (x, self.y))
+        x = cast_real(x, dtype, lambda row: f"x[{row}]")
+        y = cast_real(self.y, dtype, lambda row: f"y[{row}]")
         if treatment is not None:  # the others have no rows
             treatment = treatment.pick(np.zeros(whole.everyone, np.int64))
         return Shard(x, y, train, validation, test, whole.classes, whole.names, unseen=whole.unseen,
                      treatment=treatment)
-
-    def _labels(self, classes: int | None) -> np.ndarray | None:
-        return self.y.numpy() if classes is not None and self.y.dim() == 1 else None
 
     @staticmethod
     def _placed(table: Table, client: int, everyone: int) -> Table:

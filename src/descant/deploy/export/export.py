@@ -8,6 +8,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from descant.core.splits import SPLITS
 from descant.core.task import inputs
 from descant.core.threads import one_thread
 from descant.deploy.export.formats import NAMES, Converted, Format, convert, require_formats
+from descant.deploy.export.layers import described
 from descant.deploy.export.manifest import Manifest, save_model
 from descant.deploy.export.network import OnRows, rebuilt
 from descant.errors import DescantError, UsageError, unknown
@@ -35,10 +37,8 @@ NO_BEST = "this is the last round: without validation data there is no best roun
 
 
 class Exported(NamedTuple):
-    """What was written, and what failed."""
-
     places: list[Path]
-    problems: list[str]
+    problems: list[str]  # what failed
 
 
 def export_model(run: Run, client: int | str | None, to: str | Path, which: Which = "best",
@@ -90,14 +90,13 @@ class Made(NamedTuple):
 
 def _of_run(run: Run, client: int | None, which: Which) -> Made:
     number, _, store = run.snapshot(which)
-    notes, setup = notes_on(run, which), run.setup
+    setup, federation = run.setup, run.setup.federation
+    about = partial(Manifest.of, setup, client, number=number, which=which, notes=notes_on(run, which))
     if client is None:
-        about = Manifest.of(setup, None, name=None, newcomer=False, number=number, which=which, notes=notes)
-        return Made(run.global_model(which), about, setup.federation.x[:TRIED])
+        return Made(run.global_model(which), about(name=None, newcomer=False), federation.x[:TRIED])
     newcomer = not bool(store.took_part(np.array([client]))[0])
-    about = Manifest.of(setup, client, name=setup.federation.names[client], newcomer=newcomer,
-                        number=number, which=which, notes=notes)
-    return Made(run.personal_model(client, which), about, samples_of(setup, client))
+    return Made(run.personal_model(client, which), about(name=federation.names[client], newcomer=newcomer),
+                samples_of(setup, client))
 
 
 def notes_on(run: Run, which: Which) -> tuple[str, ...]:
@@ -116,7 +115,8 @@ def write_model(place: Path, module: nn.Module, manifest: Manifest, samples: Ten
     """Write a model to a directory, atomically; returns what failed. `check`: test whether the files give the
     same module again."""
     with torch.no_grad(), one_thread():
-        problems = _misfits(module, manifest, samples) if check else []
+        manifest = _with_layers(module, manifest, samples)
+        problems = _misfits(module, manifest, samples) if check and manifest.layers is None else []
         whole = OnRows(module, manifest).eval()
         converted = convert(whole, _rows(whole, samples), formats)
     failed = {name: made for name, made in converted.items() if isinstance(made, str)}
@@ -137,25 +137,30 @@ def write_model(place: Path, module: nn.Module, manifest: Manifest, samples: Ten
     return problems
 
 
+def _with_layers(module: nn.Module, manifest: Manifest, samples: Tensor) -> Manifest:
+    """The manifest with the description of the module's layers, if the same module can be made of it."""
+    found = dataclasses.replace(manifest, layers=described(module))
+    return manifest if found.layers is None or _difference(module, found, samples) else found
+
+
 def _misfits(module: nn.Module, manifest: Manifest, samples: Tensor) -> list[str]:
-    """Whether the model that is rebuilt from its files differs."""
-    if manifest.model is None:
-        return []
-    try:
-        again = rebuilt(manifest, dict(module.state_dict()), None, "", _of_own_run(manifest))
-        x = inputs(samples, manifest.torch_dtype)
-        if torch.equal(again(x), module(x)):
-            return []
-        reason = "it gives other outputs"
-    except DescantError as error:
-        reason = str(error)
-    return [f"load_model cannot rebuild this model from its name ({reason}): pass the module, "
+    """Whether the model that is rebuilt from its name differs."""
+    reason = None if manifest.model is None else _difference(module, manifest, samples)
+    return [] if reason is None else [
+        f"load_model cannot rebuild this model from its name ({reason}): pass the module, "
             "load_model(DIR, module=...)"]
 
 
-def _of_own_run(manifest: Manifest) -> Permit:
-    """A permit for the model of a loaded run, whose code was permitted then."""
-    return Permit(tuple(place for _, place in named_in({"model": manifest.model})))
+def _difference(module: nn.Module, manifest: Manifest, samples: Tensor) -> str | None:
+    """Why the model that is rebuilt from its files is not this module; None if it is."""
+    try:
+        places = named_in({"model": manifest.model or {}})
+        of_run = Permit(tuple(place for _, place in places))  # permitted then
+        again = rebuilt(manifest, dict(module.state_dict()), None, "", of_run)
+        x = inputs(samples, manifest.torch_dtype)
+        return None if torch.equal(again(x), module(x)) else "it gives other outputs"
+    except DescantError as error:
+        return str(error)
 
 
 def _rows(network: OnRows, samples: Tensor) -> Tensor:
@@ -207,7 +212,6 @@ def safe_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_taken(places: Sequence[Path]) -> None:
-    """Nothing is overwritten."""
     for place in places:
         if place.is_symlink() or place.exists():
             raise UsageError(f"{place} exists already: choose another --to, or remove it")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from descant.deploy.export.network import OnRows
-from descant.errors import DescantError, UsageError
+from descant.errors import DescantError, UsageError, first_line
 
 Format: TypeAlias = Literal["pt2", "onnx"]
 NAMES: dict[Format, str] = {"pt2": "model.pt2", "onnx": "model.onnx"}
@@ -52,7 +52,7 @@ def convert(network: OnRows, rows: Tensor, formats: Sequence[Format]) -> dict[Fo
                 data, run = _WRITERS[name](program)
                 found[name] = _tried(name, data, run, network, rows)
         except Exception as error:  # converters raise anything
-            found[name] = _first_line(error)
+            found[name] = first_line(error)[:300]
     return found
 
 
@@ -109,23 +109,13 @@ def _tried(name: Format, data: bytes, run: Callable[[Tensor], Tensor] | None, ne
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the converters' logs."""
-    names = ("torch.onnx", "torch.export", "torch._dynamo", "onnxscript")
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.level for logger in loggers]
-    inner = logging.getLogger("torch.onnx._internal.exporter._registration")
-    was = inner.disabled
+    loud = logging.getLogger("torch.onnx._internal.exporter._registration")  # its errors are none
+    before = logging.root.manager.disable, loud.disabled
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        inner.disabled = True
+        logging.disable(logging.WARNING)
+        loud.disabled = True
         try:
             yield
         finally:
-            inner.disabled = was
-            for logger, level in zip(loggers, before, strict=True):
-                logger.setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            logging.root.manager.disable, loud.disabled = before

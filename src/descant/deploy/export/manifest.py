@@ -23,6 +23,7 @@ from descant.core import fields
 from descant.core.federation import Federation
 from descant.core.files import write_atomic
 from descant.core.sample import SampleFormat, is_dtype
+from descant.core.sealed import sealed_table, unsealed_table
 from descant.core.splits import Table
 from descant.data.schema import Schema
 from descant.data.spec import DataSpec
@@ -57,6 +58,7 @@ class Manifest:
     schema: Schema | None
     notes: tuple[str, ...] = ()
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    layers: dict[str, Any] | None = None  # the network's description (`layers`); None: it cannot be described
     descant: str = __version__
     format: int = FORMAT
 
@@ -82,8 +84,7 @@ class Manifest:
             algorithm=fields.dump(setup.algorithm),
             model=setup.model if setup.origin is None else dict(setup.origin["model"]), loss=loss,
             dtype=_name(task.dtype), seed=setup.train.seed,
-            input=_input(sample.shape, _name(raw), sample.tokens, sample.outputs),
-            outputs=sample.outputs,
+            input=_input(sample.shape, _name(raw), sample.tokens, sample.outputs), outputs=sample.outputs,
             classes=names, preprocess=constants, schema=schema)
 
     @property
@@ -95,8 +96,7 @@ class Manifest:
         table = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         table |= {"input": {name: getattr(self.input, name) for name in ("shape", "dtype", "tokens")},
                   "schema": None if self.schema is None else json.loads(self.schema.to_json())}
-        first = ("descant", "format")
-        return {name: table[name] for name in (*first, *(name for name in table if name not in first))}
+        return {"descant": self.descant, "format": self.format} | table
 
     @classmethod
     def parse(cls, table: Any) -> Manifest:
@@ -106,13 +106,16 @@ class Manifest:
         if table.get("format") != FORMAT:
             raise ValueError(f"its format is {table.get('format')!r}, and this version of descant reads "
                              f"{FORMAT}")
+        table = {"layers": None} | table  # older versions wrote none
         own = {field.name: table[field.name] for field in dataclasses.fields(cls)}
         for name, kind in _KINDS.items():
             if not isinstance(own[name], kind) or (kind is int and isinstance(own[name], bool)):
                 raise TypeError(f"{name} is {own[name]!r:.60}")
         given = own["input"]
-        own["input"] = _input(tuple(int(side) for side in given["shape"]), given["dtype"], given["tokens"],
-                              own["outputs"])
+        sides = [*given["shape"], own["outputs"], *([] if given["tokens"] is None else [given["tokens"]])]
+        if not all(type(side) is int and 0 <= side < 2**31 for side in sides):
+            raise ValueError(f"input is {given!r:.60}")
+        own["input"] = _input(tuple(given["shape"]), given["dtype"], given["tokens"], own["outputs"])
         for name in (own["dtype"], own["input"].dtype):
             if not is_dtype(name) or name == "real":
                 raise ValueError(f"{name!r:.40} is no type of numbers")
@@ -131,23 +134,21 @@ _KINDS: dict[str, Any] = {
     "client": str | None, "newcomer": bool, "round": int, "which": str, "algorithm": dict, "tensors": str,
     "model": dict | None, "loss": str | None, "dtype": str, "seed": int, "input": dict, "outputs": int,
     "classes": list | None, "preprocess": dict | None, "notes": list, "files": dict, "descant": str,
+    "layers": dict | None,
 }
 
 
-def save_model(directory: Path, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
+def save_model(directory: Path, tensors: Mapping[str, Tensor], manifest: Manifest, *, private: bool = False
+               ) -> None:
     """Write both files, the manifest last: its hashes do not fit an older model."""
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     data = save(plain)
     files = {TENSORS: {"sha256": hashlib.sha256(data).hexdigest()}, **manifest.files}
-    write_atomic(directory / TENSORS, data)
-    write_manifest(directory, dataclasses.replace(manifest, files=files))
-
-
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    text = json.dumps(manifest.dump(), indent=1)
+    write_atomic(directory / TENSORS, data, private=private)
+    text = json.dumps(sealed_table(dataclasses.replace(manifest, files=files).dump()), indent=1)
     # lists of numbers or names on one line; JSON strings have no line breaks
     text = re.sub(r"\[\n\s*([^][{}]*?)\n\s*\]", lambda found: f"[{re.sub(_BREAK, ' ', found[1])}]", text)
-    write_atomic(directory / ABOUT, (text + "\n").encode())
+    write_atomic(directory / ABOUT, (text + "\n").encode(), private=private)
 
 
 def find_model(place: Path) -> Path:
@@ -164,13 +165,13 @@ def find_model(place: Path) -> Path:
 
 
 def read_manifest(place: Path) -> Manifest:
-    """The manifest of a model, checked."""
     path = find_model(place) / ABOUT
     try:
-        return Manifest.parse(json.loads(path.read_text(encoding="utf-8")))
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return Manifest.parse(unsealed_table(table) if isinstance(table, dict) else table)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise DescantError(f"{path} is damaged or not a model's manifest ({reason}): export the model again"
                            ) from None

@@ -12,9 +12,10 @@ from descant.core import random
 from descant.core.import_object import require_permitted
 from descant.core.permit import Allowed, Permit, opened
 from descant.core.vector import cast
+from descant.deploy.export.layers import check_tensors, rebuilt_layers
 from descant.deploy.export.manifest import Manifest, read_manifest, read_tensors
-from descant.errors import DescantError, UsageError
-from descant.models import ModelSpec, NetworkSpec
+from descant.errors import DescantError, UsageError, first_line
+from descant.models import ModelSpec, NetworkSpec, OwnModel
 
 
 class OnRows(nn.Module):
@@ -39,7 +40,6 @@ class OnRows(nn.Module):
     std: Tensor | None
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The outputs for rows [n, ...]."""
         if self._bytes:
             rows = rows.to(self._dtype) * (1 / 255)
         if self.fill is not None:
@@ -69,25 +69,20 @@ def load_model(place: str | Path, module: nn.Module | None = None, *, on_rows: b
                allow: Allowed = ()) -> nn.Module:
     """A model's module, ready to predict. It takes preprocessed samples; with `on_rows`, raw rows.
 
-    A model of descant's is rebuilt. One that is named "package.module:function" is rebuilt by running its
-    code, so its package must be in `allow` or in the user's settings. One that was a Python object must be
-    passed as `module`, which is copied.
+    A network of usual layers is rebuilt from their description. Another one that is named
+    "package.module:function" is rebuilt by running its code, so its package must be in `allow` or in the
+    user's settings. Another one that was a Python object must be passed as `module`, which is copied.
     """
     place = Path(place)
     manifest = read_manifest(place)
     network = rebuilt(manifest, read_tensors(place, manifest), module, f"{place}: ", allow)
     if not on_rows:
         return network
-    require_preprocessing(manifest, place)
-    return OnRows(network, manifest).eval()
-
-
-def require_preprocessing(manifest: Manifest, place: Path) -> None:
-    """Refuse raw rows for a model without preprocessing constants."""
     if manifest.preprocess is None:
         raise UsageError(f"{place}: this model was trained on rows that were scaled or imputed with every "
                          "client's own constants, so the global model has none for yours: use a client's own "
                          "model, or make one for your rows with `descant personalize`")
+    return OnRows(network, manifest).eval()
 
 
 def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | None, where: str,
@@ -96,9 +91,13 @@ def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | 
     if manifest.tensors != "state_dict":
         raise UsageError(f"{where}this is not one module: {manifest.algorithm.get('name')} predicts with "
                          "several parts, which are in the file under their names")
-    if module is None:
-        module = _made(manifest, where, opened(allow))
-    network = cast(copy.deepcopy(module), manifest.torch_dtype)
+    if module is not None:
+        network = copy.deepcopy(module)
+    elif manifest.layers is not None:
+        network = rebuilt_layers(manifest.layers, tensors, manifest.input, manifest.torch_dtype, where)
+    else:
+        network = _made(manifest, tensors, where, opened(allow))
+    network = cast(network, manifest.torch_dtype)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
@@ -107,7 +106,7 @@ def rebuilt(manifest: Manifest, tensors: dict[str, Tensor], module: nn.Module | 
     return network.eval()
 
 
-def _made(manifest: Manifest, where: str, permit: Permit) -> nn.Module:
+def _made(manifest: Manifest, tensors: dict[str, Tensor], where: str, permit: Permit) -> nn.Module:
     if manifest.model is None:
         raise UsageError(f"{where}the model was a Python object, which is not in the file: pass it again, "
                          "descant.deploy.export.load_model(DIR, module=...)")
@@ -115,6 +114,13 @@ def _made(manifest: Manifest, where: str, permit: Permit) -> nn.Module:
     spec = ModelSpec.parse(manifest.model, allow=permit).model
     if not isinstance(spec, NetworkSpec):
         raise DescantError(f"{where}the model {spec.name!r} is not a network")
+    if not isinstance(spec, OwnModel):  # before memory is taken for what the manifest announces
+        try:
+            with torch.device("meta"):
+                announced = spec.network(manifest.input)
+        except (RuntimeError, OverflowError) as error:
+            raise UsageError(f"{where}the model cannot be made ({first_line(error)})") from None
+        check_tensors(announced, tensors, where)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.key(manifest.seed, "init"))  # as in training
         return spec.network(manifest.input)

@@ -5,29 +5,34 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from descant.algorithms import LocalTrain
 from descant.core.algorithm import Algorithm
+from descant.core.federation import Federation
 from descant.core.labels import as_known
 from descant.core.sample import SampleFormat
 from descant.core.splits import SPLITS, Table
+from descant.core.task import Task
 from descant.core.threads import one_thread
 from descant.core.vector import Model
 from descant.data import tables
 from descant.data.spec import DataSpec
-from descant.deploy.export.alone import learned_alone
 from descant.deploy.export.client_data import ClientData, read_client_data
 from descant.deploy.export.export import Made, notes_on, samples_of
 from descant.deploy.export.manifest import Manifest, data_spec
 from descant.engine.backends.shard import Shard
 from descant.engine.personal import personal_model
+from descant.engine.work import ClientScores
 from descant.errors import DescantError, UsageError
+from descant.experiment import run as runs
 from descant.experiment.run import Run, Setup, Which
 from descant.models.module import ModuleTask
+from descant.priors.solve import SGD, Adam, Proximal
 
 
 class Newcomer(NamedTuple):
@@ -62,20 +67,13 @@ def personalized(run: Run, data: str | Path, name: str | None = None, which: Whi
             type(algorithm).predict is not Algorithm.predict):
         raise UsageError("the clients of this run do not predict with one nn.Module: there is no model to "
                          "export")
-    figures = {"personal": _figures(setup, scored.personal.test)}
-    if scored.shared != ():
-        figures["shared"] = _figures(setup, scored.shared.test)
+    figures = {who: {metric: value if math.isfinite(value) else None for metric, value in own.items()}
+               for who, own in figures_of(setup.task, scored).items()}
     figures["alone"] = learned_alone(setup, client, name, max(1, number))
     about = Manifest.of(setup, client, name=name, newcomer=True, number=number, which=which,
                         notes=notes_on(run, which), fitted=run.setup.federation)
     made = Made(setup.task.module(personal), about, samples_of(setup, client))
     return Newcomer(name, sizes, figures, made)
-
-
-def _figures(setup: Setup, tally: torch.Tensor) -> dict[str, float | None]:
-    values = setup.task.figures(tally).tolist()
-    return {name: value if math.isfinite(value) else None
-            for name, value in zip(setup.task.metric_names, values, strict=True)}
 
 
 def _with_newcomer(run: Run, path: Path, name: str) -> tuple[Setup, int]:
@@ -117,6 +115,28 @@ def _read(path: Path, spec: DataSpec, setup: Setup) -> ClientData:
         if own is not None and most is not None and own > most:
             raise UsageError(f"--data {path} has the {what} {own - 1}, but the run knows 0 to {most - 1}")
     return data
+
+
+def figures_of(task: Task, scored: ClientScores) -> dict[str, dict[str, float]]:
+    """The test figures of the personal and, if there is one, of the shared model."""
+    named = {"personal": scored.personal} | ({} if scored.shared == () else {"shared": scored.shared})
+    return {who: dict(zip(task.metric_names, task.figures(scores.test).tolist(), strict=True))
+            for who, scores in named.items()}
+
+
+def learned_alone(setup: Setup, client: int, name: str, rounds: int) -> dict[str, Any]:
+    """The test figures of local training for as many rounds, in the round that is best on validation data."""
+    own, train = setup.federation, setup.train
+    rows, validation, test = (own.split(split).pick(np.array([client])) for split in SPLITS)
+    federation = Federation(own.x, own.y, rows, validation, test, own.classes, (name,))
+    solver = getattr(setup.algorithm, "solver", None)
+    method = LocalTrain(solver) if isinstance(solver, SGD | Adam | Proximal) else LocalTrain()
+    settings = dataclasses.replace(train, rounds=rounds, cohort="all", participation="cohort", drop=0.0,
+                                   backend="loop", device="cpu", chunk=None, workers=None, ray_address=None)
+    run = runs.start(Setup(method, setup.task, federation, settings, setup.eval))
+    at = (run.best_round or run.rounds) - 1
+    row = next(row for row in run.history[at:] if "personal" in row)
+    return {name: figures["mean"] for name, figures in row["personal"]["test"].items()}
 
 
 def wilson(share: float, rows: int, z: float = 1.959964) -> tuple[float, float]:

@@ -12,30 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from descant.core import scoring
+from descant.core.cast import cast_real
 from descant.core.labels import as_known
 from descant.core.losses import LOSSES
 from descant.core.metric import CLASSIFICATION, REGRESSION
 from descant.core.permit import Allowed
-from descant.core.scoring import (
-    classification_figures,
-    regression_figures,
-    tally_classification,
-    tally_regression,
-)
 from descant.core.threads import one_thread
 from descant.data import tables
 from descant.deploy.export.manifest import Manifest, find_model, read_manifest
 from descant.deploy.export.network import load_model
-from descant.errors import UsageError
+from descant.errors import UsageError, first_line
 
 BLOCK = 1024  # rows at once: the last bit of a product can depend on it
-
-
-class Rows(NamedTuple):
-    """Raw rows of a file."""
-
-    x: Tensor
-    y: Tensor | None  # the targets, if the file has them
 
 
 class Predictions(NamedTuple):
@@ -44,6 +33,8 @@ class Predictions(NamedTuple):
     manifest: Manifest
     outputs: Tensor  # [rows, ...]
     y: Tensor | None
+    ids: list[str] | None = None  # of the rows, from the column `id`
+    id: str = ""
 
     @property
     def probabilities(self) -> Tensor | None:
@@ -81,18 +72,24 @@ class Predictions(NamedTuple):
         if self.manifest.loss in LOSSES:
             found["loss"] = float(LOSSES[self.manifest.loss](outputs, y).double().mean())
         if self.manifest.classes is not None:
-            tally = tally_classification(outputs, y.long(), None, len(self.manifest.classes))
-            found |= zip(CLASSIFICATION, map(float, classification_figures(rows, tally)), strict=True)
+            classes = len(self.manifest.classes)
+            tally = scoring.tally_classification(outputs[None], y.long()[None], None, classes)
+            figures = scoring.classification_figures(rows, tally[0])
+            found |= zip(CLASSIFICATION, map(float, figures), strict=True)
         elif outputs.numel() == y.numel():
-            found |= zip(REGRESSION, map(float, regression_figures(rows, tally_regression(outputs, y, None))),
-                         strict=True)
+            tally = scoring.tally_regression(outputs[None], y[None], None)
+            figures = scoring.regression_figures(rows, tally[0])
+            found |= zip(REGRESSION, map(float, figures), strict=True)
         return found
 
     def table(self, probabilities: bool = False) -> str:
         """One line of CSV for each row, and a header."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerows(self._lines(probabilities))
+        lines = self._lines(probabilities)
+        if self.ids is not None:
+            lines = ([own, *line] for own, line in zip([self.id, *self.ids], lines, strict=True))
+        writer.writerows(lines)
         return text.getvalue()
 
     def _lines(self, probabilities: bool) -> Iterator[list[str]]:
@@ -118,21 +115,24 @@ class Predictions(NamedTuple):
 
 
 def predictions(model: str | Path, data: str | Path, module: nn.Module | None = None, *,
-                allow: Allowed = ()) -> Predictions:
+                allow: Allowed = (), id: str | None = None) -> Predictions:
     """The predictions of a model in a directory for the rows of a CSV, Parquet or NPZ file. `module` and
-    `allow` as for `load_model`."""
+    `allow` as for `load_model`; `id` is a column of a table that is written beside the predictions."""
     place, path = find_model(Path(model)), Path(data)
     manifest = read_manifest(place)
     network = load_model(place, module, on_rows=True, allow=allow)
-    rows = read_rows(path, manifest)
-    outputs = outputs_of(network, rows.x, f"{path}: ")
+    if id is not None and path.suffix.lower() not in tables.TABLES:
+        raise UsageError(f"--id {id}: {path} has no columns with names: only tables (CSV, Parquet) have ids")
+    ids = None if id is None else tables.read_texts(path, id)
+    x, y = _read_rows(path, manifest, [] if id is None else [id])
+    outputs = _outputs(network, x, f"{path}: ")
     if outputs.dim() > 2:
         raise UsageError(f"{place}: the model gives outputs of shape {tuple(outputs.shape[1:])} for a row, "
                          "which do not fit a table: use descant.deploy.export.load_model")
-    return Predictions(manifest, outputs, rows.y)
+    return Predictions(manifest, outputs, y, ids, id or "")
 
 
-def outputs_of(network: nn.Module, x: Tensor, where: str = "") -> Tensor:
+def _outputs(network: nn.Module, x: Tensor, where: str) -> Tensor:
     """The outputs for rows, in blocks and in one thread: the last bit depends on both."""
     blocks = []
     with torch.no_grad(), one_thread():
@@ -141,19 +141,18 @@ def outputs_of(network: nn.Module, x: Tensor, where: str = "") -> Tensor:
                 # a copy: the last bit depends on the alignment
                 blocks.append(network(x[start : start + BLOCK].clone()))
             except Exception as error:
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise UsageError(f"{where}the model does not take these rows: {reason}") from None
+                raise UsageError(f"{where}the model does not take these rows: {first_line(error)}") from None
     return torch.cat(blocks)
 
 
-def read_rows(path: Path, manifest: Manifest) -> Rows:
-    """The rows of a file, checked against the model's input."""
+def _read_rows(path: Path, manifest: Manifest, besides: list[str]) -> tuple[Tensor, Tensor | None]:
+    """The raw rows of a file, checked against the model's input, and the targets if it has them."""
     if path.suffix.lower() not in tables.ENDINGS:
         raise UsageError(f"{path} must end in one of {', '.join(tables.ENDINGS)}")
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
     if manifest.schema is not None:
-        x, y = manifest.schema.read_rows(path)
+        x, y = manifest.schema.read_rows(path, besides)
     elif path.suffix.lower() == ".npz":
         x, y = tables.read_npz_rows(path)
     else:
@@ -161,7 +160,9 @@ def read_rows(path: Path, manifest: Manifest) -> Rows:
         raise UsageError(f"{path} is a table, and this model has no schema for its columns: "
                          f"give an NPZ file with x of shape (rows, {sides})")
     _check(x, y, path, manifest)
-    return Rows(torch.from_numpy(x).to(manifest.input.torch_dtype()), _targets(y, path, manifest))
+    rows = cast_real(torch.from_numpy(x), manifest.input.torch_dtype(), lambda row: f"{path}: x[{row}]",
+                     "correct it, or leave the row out")
+    return rows, _targets(y, path, manifest)
 
 
 def _check(x: np.ndarray, y: np.ndarray | None, path: Path, manifest: Manifest) -> None:

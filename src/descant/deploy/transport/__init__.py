@@ -13,12 +13,20 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from descant.errors import DescantError
 
 
+class Seal(NamedTuple):
+    """Shows that a request is the server's."""
+
+    signature: bytes
+    certificate: bytes  # of the key that signed (PEM)
+
+
 class Payload(NamedTuple):
     """A message as it travels, not yet checked: `WireMessage.decode` does that."""
 
     facts: Any  # JSON text
     tensors: Any  # JSON text: name, type and shape of each tensor in each blob
     blobs: Mapping[str, bytes] = {}
+    seal: Seal | None = None
 
 
 class Connection(NamedTuple):
@@ -44,6 +52,9 @@ class ServerTransport(Protocol):
 
     def connected(self) -> dict[int, Connection]:
         """The connected clients, by address. Raises if the transport itself has failed."""
+
+    def expect(self, count: int) -> None:
+        """From now on, replies have at most so many bytes of tensors."""
 
     def send(self, payloads: Mapping[int, Payload], seconds: float) -> dict[int, str]:
         """Send each address its request, which is kept for so long. Returns the requests' ids; an address
@@ -74,6 +85,9 @@ class Events(Protocol):
 
     def sent(self, count: int) -> None:
         """Bytes of a reply."""
+
+    def ignored(self, reason: str) -> None:
+        """Something came that is no request of the server's."""
 
 
 class ClientTransport(Protocol):

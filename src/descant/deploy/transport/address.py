@@ -32,7 +32,6 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is this machine."""
         try:
             found = {ipaddress.ip_address(self.host)}
         except ValueError:
@@ -52,7 +51,6 @@ class Failure(NamedTuple):
 
 
 def diagnose(error: BaseException, address: Address) -> Failure:
-    """The cause of a connection error."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Failure(_about_certificate(cause, address), True)

@@ -25,37 +25,23 @@ from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-)
+from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ObjectTree,
-    PullObjectRequest,
-    PushObjectRequest,
-)
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
+from flwr.supercore.inflatable import inflatable_object as objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from descant.core.files import write_atomic
+from descant.deploy.client_directory import open_directory
 from descant.deploy.keys import ClientKeys, public_pem
-from descant.deploy.transport import Events, Reply
+from descant.deploy.transport import Events, Rejected, Reply
 from descant.deploy.transport.address import Address, Failure, diagnose, speaks_tls
 from descant.deploy.transport.http import connect, silence
 from descant.deploy.transport.records import from_records, to_records
+from descant.deploy.transport.seals import check_seal
 from descant.deploy.transport.superlink import UNKNOWN_KEY
 from descant.errors import DescantError, UsageError
 
@@ -64,6 +50,7 @@ BEAT = 4.0  # seconds between heartbeats: a few may be lost
 SHORTEST, LONGEST = 0.1, 1.0  # seconds between looks for a request
 IDLE_SHARE = 10  # a look for each tenth of the time without a request
 PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to reach the server
+UNREADABLE = "a message that cannot be read"
 AT_ONCE = 2  # objects that are transferred together
 
 Call = TypeVar("Call")
@@ -82,7 +69,7 @@ class FlowerClient:
 
     def serve(self, reply: Reply, events: Events, stop: threading.Event) -> None:
         silence()
-        self._directory.mkdir(parents=True, exist_ok=True)
+        open_directory(self._directory)
         session = _Session(self._address, self._keys, self._directory / "node_id", events, stop)
         heartbeat = threading.Thread(target=session.beat, name="heartbeat", daemon=True)
         heartbeat.start()
@@ -112,12 +99,16 @@ class _Denied(Exception):
     """The server cannot do this now."""
 
 
+_REFUSALS: dict[int, type[Exception]] = {401: _Unknown, 403: _Over, 412: _Denied}  # by status
+
+
 class _Session:
     def __init__(self, address: Address, keys: ClientKeys | None, file: Path, events: Events,
                  stop: threading.Event) -> None:
         self._address = address
         self._name = "this client" if keys is None else keys.name
         self._not_ours = f"{address} is not a descant server"
+        self._ca = None if keys is None else keys.ca
         self._is_encrypted = keys is not None
         private = ec.generate_private_key(ec.SECP384R1()) if keys is None else keys.private
         self._public = public_pem(private.public_key())
@@ -139,10 +130,9 @@ class _Session:
                 if self._node is None:
                     self._node = self._activate()
                     last = time.monotonic()
-                found = self._call(self._api.PullMessages, PullMessagesRequest(node=self._node))
+                found = self._call(self._api.PullMessages, fleet_pb2.PullMessagesRequest(node=self._node))
                 if found.messages_list:
-                    head = message_from_proto(found.messages_list[0])
-                    self._handle(self._node, head, found.message_object_trees[0], reply)
+                    self._try(self._node, found, reply)
                     last = time.monotonic()
                 else:
                     idle = time.monotonic() - last
@@ -158,15 +148,16 @@ class _Session:
     def _activate(self) -> Node:
         """Register with the server. An earlier process that was killed still counts as connected, and is
         deregistered first."""
-        if (old := self._stored_id()) is not None:
-            with contextlib.suppress(_Unknown, _Over, _Denied):
-                self._call(self._api.DeactivateNode, DeactivateNodeRequest(node_id=old))
-        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=INTERVAL)
+        with contextlib.suppress(OSError, ValueError, _Unknown, _Over, _Denied):  # perhaps there is no file
+            old = fleet_pb2.DeactivateNodeRequest(node_id=int(self._file.read_text()))
+            self._call(self._api.DeactivateNode, old)
+        request = fleet_pb2.ActivateNodeRequest(public_key=self._public, heartbeat_interval=INTERVAL)
         while True:
             try:
                 if not self._is_encrypted:
+                    register = fleet_pb2.RegisterNodeFleetRequest(public_key=self._public)
                     with contextlib.suppress(_Denied):  # registered already
-                        self._call(self._api.RegisterNode, RegisterNodeFleetRequest(public_key=self._public))
+                        self._call(self._api.RegisterNode, register)
                 found = self._call(self._api.ActivateNode, request)
                 break
             except _Unknown as error:  # without a node id this means that the signature is refused
@@ -176,15 +167,9 @@ class _Session:
             except _Denied:
                 self._lose(f"the server has {self._name} connected already: another process may use its key")
             self._wait(1)
-        write_atomic(self._file, str(found.node_id).encode())
+        write_atomic(self._file, str(found.node_id).encode(), private=True)
         self._gain()
         return Node(node_id=found.node_id)
-
-    def _stored_id(self) -> int | None:
-        try:
-            return int(self._file.read_text())
-        except (OSError, ValueError):
-            return None
 
     def beat(self) -> None:
         """Send heartbeats, also while a reply is computed. Errors are left to the loop."""
@@ -200,20 +185,29 @@ class _Session:
         if self._node is not None and self._is_up:
             self._api._client.timeout = httpx.Timeout(2)
             with contextlib.suppress(httpx.HTTPError, ValueError):
-                self._api.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+                self._api.DeactivateNode(fleet_pb2.DeactivateNodeRequest(node_id=self._node.node_id))
 
     def close(self) -> None:
         self._api.close()
 
     # -- messages --------------------------------------------------------------------------------
 
-    def _handle(self, node: Node, head: Message, tree: ObjectTree,
-                reply: Reply) -> None:
+    def _try(self, node: Node, found: fleet_pb2.PullMessagesResponse, reply: Reply) -> None:
+        """Whatever comes, this client goes on."""
+        try:
+            head, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
+            self._handle(node, head, tree, reply)
+        except (_Stopped, _Unknown, _Over, _Denied, DescantError):
+            raise
+        except Exception as error:
+            self._events.ignored(f"{UNREADABLE} ({type(error).__name__})")
+
+    def _handle(self, node: Node, head: Message, tree: ObjectTree, reply: Reply) -> None:
         run, id = head.metadata.run_id, head.metadata.message_id
         contents = self._pull(node, run, tree)
         if contents is None:
             return  # withdrawn meanwhile
-        self._call(self._api.ConfirmMessageReceived, ConfirmMessageReceivedRequest(
+        self._call(self._api.ConfirmMessageReceived, message_pb2.ConfirmMessageReceivedRequest(
             node=node, run_id=run, message_object_id=id))
         self._events.received(sum(map(len, contents.values())))
         begin = time.monotonic()
@@ -221,7 +215,10 @@ class _Session:
             message = inflate_object_from_contents(tree.object_id, contents)
             assert isinstance(message, Message)
             payload = from_records(message.content)
-        except Exception:  # not a message: the sender is told so
+            if self._ca is not None:
+                check_seal(payload, node.node_id, self._ca)
+        except Exception as reason:  # not a request of the server's: the sender is told so
+            self._events.ignored(str(reason) if isinstance(reason, Rejected) else UNREADABLE)
             head.metadata.__dict__["_message_id"] = id
             error = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="unreadable")
             answer = Message(error, reply_to=head)
@@ -235,14 +232,14 @@ class _Session:
         def pull(object_id: str) -> tuple[str, bytes | None]:
             pause = 0.02
             while True:
-                found = self._call(self._api.PullObject, PullObjectRequest(
+                found = self._call(self._api.PullObject, message_pb2.PullObjectRequest(
                     node=node, run_id=run, object_id=object_id))
                 if found.object_available or not found.object_found:
                     return object_id, found.object_content if found.object_found else None
                 self._wait(pause)
                 pause = min(1.0, 1.5 * pause)
 
-        ids = dict.fromkeys(each.object_id for each in iterate_object_tree(tree))
+        ids = dict.fromkeys(each.object_id for each in objects.iterate_object_tree(tree))
         with ThreadPoolExecutor(AT_ONCE) as pool:
             found = dict(pool.map(pull, ids))
         contents = {name: content for name, content in found.items() if content is not None}
@@ -250,21 +247,21 @@ class _Session:
 
     def _push(self, node: Node, run: int, reply: Message, seconds: float) -> None:
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        with no_object_id_recompute():
-            objects = get_all_nested_objects(reply)
-            request = PushMessagesRequest(
+        with objects.no_object_id_recompute():
+            parts = objects.get_all_nested_objects(reply)
+            request = fleet_pb2.PushMessagesRequest(
                 node=node, messages_list=[message_to_proto(remove_content_from_message(reply))],
-                message_object_trees=[get_object_tree(reply)], clientapp_runtime_list=[seconds])
+                message_object_trees=[objects.get_object_tree(reply)], clientapp_runtime_list=[seconds])
             sent = 0
             # Where two clients send an equal object, the server may have fetched and dropped the other's in
             # between: ask again what is missing.
             for _ in range(5):
                 asked = self._call(self._api.PushMessages, request)
-                wanted = [name for name in objects if name in {*asked.objects_to_push}]
+                wanted = [name for name in parts if name in {*asked.objects_to_push}]
 
                 def push(name: str, session: str = asked.session_id) -> int:
-                    content = objects[name].deflate()
-                    done = self._call(self._api.PushObject, PushObjectRequest(
+                    content = parts[name].deflate()
+                    done = self._call(self._api.PushObject, message_pb2.PushObjectRequest(
                         node=node, run_id=run, object_id=name, object_content=content, session_id=session))
                     return len(content) if done.stored else -1
 
@@ -290,12 +287,8 @@ class _Session:
                 if error.response.headers.get(UNKNOWN_KEY):
                     self._fail(f"the server does not know the key of {self._name}: ask its operator to add "
                                f"{self._name}.pub")
-                elif status == httpx.codes.UNAUTHORIZED:
-                    raise _Unknown from error
-                elif status == httpx.codes.FORBIDDEN:
-                    raise _Over from error
-                elif status == httpx.codes.PRECONDITION_FAILED:
-                    raise _Denied from error
+                elif status in _REFUSALS:
+                    raise _REFUSALS[status] from error
                 elif status < 500:
                     self._fail(self._not_ours)
                 else:

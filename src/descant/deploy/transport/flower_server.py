@@ -13,12 +13,13 @@ import errno
 import json
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,10 +38,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from descant.deploy.keys import LOCAL_HOSTS, ServerKeys
-from descant.deploy.transport import Connection, superlink
+from descant.deploy.transport import Connection, Payload, superlink
 from descant.deploy.transport.address import Address
 from descant.deploy.transport.grid import GridTransport
 from descant.deploy.transport.http import Headers, connect, silence
+from descant.deploy.transport.seals import Seals
 from descant.deploy.transport.superlink import QUIET, Opened, Options
 from descant.errors import DescantError, UsageError
 
@@ -49,11 +51,13 @@ PAUSES = (0.05, 0.2, 1.0, 2.0, 4.0)  # seconds between attempts to reach a proce
 LINES = 12  # of its log, in an error
 
 
-class FlowerServer(GridTransport):
+class FlowerServer(GridTransport, contextlib.AbstractContextManager["FlowerServer"]):
     """A running SuperLink and the grid on it: a `ServerTransport`."""
 
     def __init__(self, process: subprocess.Popen[bytes], home: tempfile.TemporaryDirectory[str], log: Path,
-                 begins: int, address: Address) -> None:
+                 begins: int, address: Address, keys: ServerKeys | None) -> None:
+        self._seals = None if keys is None else Seals(keys.key, keys.certificate)
+        self._largest = 0
         self.address = address  # for this process; the port is the one that clients use
         self._grid: SuperLinkGrid
         self._process = process
@@ -81,6 +85,10 @@ class FlowerServer(GridTransport):
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             raise DescantError(f"the SuperLink {how}{self._tail()}")
 
+    def send(self, payloads: Mapping[int, Payload], seconds: float) -> dict[int, str]:
+        """Signed, so that clients can tell a request from what somebody else has brought into the link."""
+        return super().send(payloads if self._seals is None else self._seals.sealed(payloads), seconds)
+
     def forget(self, requests: Collection[str]) -> None:
         self._grid.forget(requests)
 
@@ -101,9 +109,6 @@ class FlowerServer(GridTransport):
             self._process.kill()
             self._process.wait()
         self._home.cleanup()
-
-    def __enter__(self) -> FlowerServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -135,22 +140,14 @@ class FlowerServer(GridTransport):
     def _first_line(self) -> bytes:
         """What the process writes when it is up."""
         assert self._process.stdout is not None
-        descriptor, deadline, text = self._process.stdout.fileno(), time.monotonic() + START, b""
-        os.set_blocking(descriptor, False)
-        while not text.endswith(b"\n"):
-            try:
-                text += (piece := os.read(descriptor, 4096))
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    late = f"the SuperLink did not start within {START:g} s"
-                    raise DescantError(f"{late}{self._tail()}") from None
-                time.sleep(0.02)
-                continue
-            if not piece:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(5)
-                self.check()
-                raise DescantError(f"the SuperLink did not start{self._tail()}")
+        if not select.select([self._process.stdout], [], [], START)[0]:
+            raise DescantError(f"the SuperLink did not start within {START:g} s{self._tail()}")
+        text = self._process.stdout.readline()
+        if not text.endswith(b"\n"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            self.check()
+            raise DescantError(f"the SuperLink did not start{self._tail()}")
         self._process.stdout.close()
         return text
 
@@ -177,7 +174,7 @@ def open_server(host: str, port: int, keys: ServerKeys | None, log: Path) -> Flo
                 [sys.executable, "-P", "-m", superlink.__name__], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=file, pass_fds=[listener.fileno()], start_new_session=True,
                 env=environment | QUIET | {"FLWR_HOME": home.name})
-        server = FlowerServer(process, home, log, begins, Address(here, bound.port))
+        server = FlowerServer(process, home, log, begins, Address(here, bound.port), keys)
         options = Options(os.getpid(), listener.fileno(), secrets.token_hex(32), None)
         if keys is not None:
             options = options._replace(clients={name: key.decode() for name, key in keys.clients.items()},

@@ -19,14 +19,19 @@ class GridTransport:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._largest = 0  # bytes of tensors of a reply
 
     def connected(self) -> dict[int, Connection]:
         return {node.node_id: Connection(node.name, str(node.last_activated_at))
                 for node in self._grid.get_nodes()}
 
+    def expect(self, count: int) -> None:
+        self._largest = count
+
     def send(self, payloads: Mapping[int, Payload], seconds: float) -> dict[int, str]:
-        messages = [Message(to_records(payload), address, "train", ttl=seconds + SPARE)
-                    for address, payload in payloads.items()]
+        # the group is ours to use; `gate.py` reads it
+        messages = [Message(to_records(payload), address, "train", ttl=seconds + SPARE,
+                            group_id=str(self._largest)) for address, payload in payloads.items()]
         pushed = self._grid.push_messages(messages)
         return {address: id for address, id in zip(payloads, pushed, strict=True) if id}
 

@@ -9,17 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
-from flwr.supercore.protobuf.client import (
-    ProtobufCall,
-    ProtobufClient,
-    ProtobufClientInterceptor,
-    ProtobufRequestContext,
-)
+from flwr.supercore.protobuf import client as protobuf
 
 from descant.deploy.transport.address import Address
 
 TIMEOUT = 30.0  # seconds without a byte
-Client = TypeVar("Client", bound=ProtobufClient)
+Client = TypeVar("Client", bound=protobuf.ProtobufClient)
 
 
 class Headers:
@@ -29,14 +24,15 @@ class Headers:
         self._headers = headers
         self._extensions = {} if server_name is None else {"sni_hostname": server_name}
 
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+    def intercept(self, context: protobuf.ProtobufRequestContext, call_next: protobuf.ProtobufCall
+                  ) -> httpx.Response:
         context.request.headers.update(self._headers)
         context.request.extensions = {**context.request.extensions, **self._extensions}
         return call_next(context)
 
 
 def connect(kind: type[Client], address: Address, ca: bytes | None,
-            interceptors: Sequence[ProtobufClientInterceptor], retry: Any = None) -> Client:
+            interceptors: Sequence[protobuf.ProtobufClientInterceptor], retry: Any = None) -> Client:
     """A client of one of Flower's APIs; with `ca`, over TLS and only to a server with its certificate."""
     verify: ssl.SSLContext | bool = False
     if ca is not None:

@@ -3,10 +3,9 @@
 It holds messages and their tensors in memory. It is a separate process, because heartbeats must not wait for
 a server that aggregates; it never imports torch, and runs no code that anybody sends.
 
-Flower serves everything on one port, including an API by which anybody could register nodes or start runs. A
-filter restricts it: clients reach the calls of the Fleet API that they need, and only with a registered key;
-the parent reaches the calls of the Runtime API that it needs, with a token that only the two processes know;
-all else is closed. So nodes and the one run are registered here, before the port opens, not over the network.
+A gate (`gate.py`) lets clients with a registered key reach the calls of the Fleet API that they need, and the
+parent those of the Runtime API, with a token that only the two processes know; all else is closed
+(docs/federation.md). So nodes and the one run are registered here, before the port opens.
 
 The parent sends its options as one line of JSON on standard input, where no other user can read them, and
 keeps that pipe open: when it closes, however the parent ended, this process ends too.
@@ -14,12 +13,12 @@ keeps that pipe open: when it closes, however the parent ended, this process end
 
 from __future__ import annotations
 
-import base64
 import datetime
 import gc
 import json
 import logging
 import os
+import resource
 import secrets
 import select
 import shutil
@@ -28,27 +27,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-LARGEST = 32 * 2**20  # bytes of one request of a client: Flower cuts tensors into pieces of 5 MB
+FEW = 4 * 2**20  # bytes of a reply beside its tensors
+FILES = 2**16  # open connections, if the system allows it
 UNKNOWN_KEY = "x-descant-unknown-key"  # the header that tells a client why it is refused
-
-FLEET = frozenset(f"/v1/fleet/{name}" for name in (
-    "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages",
-    "pull-object", "push-object", "confirm-message-received"))
-REGISTER = "/v1/fleet/register-node"  # without keys, nodes register themselves
-RUNTIME = frozenset(f"/v1/runtime/{name}" for name in (
-    "get-nodes", "push-messages", "pull-messages", "pull-object", "push-object", "confirm-message-received"))
 
 # set before Flower is imported: no telemetry, no downloads
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
          "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Options(NamedTuple):
@@ -71,67 +59,20 @@ class Opened(NamedTuple):
     token: str  # of the task
 
 
-class Filter:
-    """Admits the calls that a client or the parent needs."""
-
-    def __init__(self, app: App, token: str, keys: frozenset[bytes] | None, key_header: str) -> None:
-        self._app = app
-        self._bearer = f"Bearer {token}".encode()
-        self._keys = keys
-        self._key_header = key_header.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)
-        refusal = self._refusal(scope) if scope["type"] == "http" else (404, [])
-        if refusal is None:
-            return await self._app(scope, receive, send)
-        status, headers = refusal
-        if scope["type"] == "http":
-            headers = [*headers, (b"content-length", b"0"), (b"connection", b"close")]
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": b""})
-        else:
-            await send({"type": "websocket.close"})
-        return None
-
-    def _refusal(self, scope: Scope) -> tuple[int, list[tuple[bytes, bytes]]] | None:
-        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # Flower reads the first of each
-        path = scope["path"]
-        if path in RUNTIME:
-            is_parent = secrets.compare_digest(headers.get(b"authorization", b""), self._bearer)
-            return None if is_parent else (404, [])
-        if path not in FLEET and not (path == REGISTER and self._keys is None):
-            return 404, []
-        if self._keys is not None:
-            try:
-                key = base64.b64decode(headers.get(self._key_header, b""), validate=True)
-            except ValueError:
-                return 400, []
-            if key not in self._keys:
-                return 403, [(UNKNOWN_KEY.encode(), b"1")]
-        length = headers.get(b"content-length", b"")
-        if not length.isdigit():
-            return 411, []
-        return None if int(length) <= LARGEST else (413, [])
-
-
 def serve(options: Options, report: Callable[[Opened], None], is_wanted: Callable[[], bool]) -> None:
     """Serve while the parent wants it. `report` is called once, when requests are served."""
     import uvicorn
     from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-    from flwr.supercore.constant import (
-        FLEET_HTTP_PUBLIC_KEY_HEADER,
-        FLWR_IN_MEMORY_DB_NAME,
-        NOOP_FEDERATION_ID,
-    )
+    from flwr.supercore import constant
     from flwr.superlink.auth_plugin import ControlAuthnPlugin
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
     from flwr.superlink.config_loader import SuperLinkLifespanConfig
     from flwr.superlink.main import create_app
 
+    from descant.deploy.transport.gate import Gate, Impatient
+
     class Nobody(ControlAuthnPlugin):
-        """The Control API is closed by the filter, and has no users besides."""
+        """The Control API is closed by the gate, and has no users besides."""
 
         def __init__(self) -> None:
             pass
@@ -148,6 +89,7 @@ def serve(options: Options, report: Callable[[Opened], None], is_wanted: Callabl
         def validate_tokens_in_metadata(self, metadata: Any) -> tuple[bool, None]:
             return False, None
 
+    _raise_limits()
     is_plain = options.clients is None
     listener = socket.socket(fileno=options.listener)
     host, port = listener.getsockname()[:2]
@@ -158,26 +100,26 @@ def serve(options: Options, report: Callable[[Opened], None], is_wanted: Callabl
         artifact_provider=None, enable_supernode_auth=not is_plain, fleet_api_type="grpc-rere",
         fleet_api_address=None, simulation=False, ssl_ca_certfile=options.ca,
         ssl_certfile=options.certificate,
-        ssl_keyfile=options.key, database=FLWR_IN_MEMORY_DB_NAME, isolation="process",
+        ssl_keyfile=options.key, database=constant.FLWR_IN_MEMORY_DB_NAME, isolation="process",
         runtime_dependency_install=False), SuperLinkLifespan)
     state = app.state.linkstate_factory.state()
     keys = {name: key.encode() for name, key in (options.clients or {}).items()}
     for name, key in keys.items():
         state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0, name=name)
 
-    known = None if is_plain else frozenset(keys.values())
-    filtered = Filter(app, options.token, known, FLEET_HTTP_PUBLIC_KEY_HEADER.lower())
+    gate = Gate(app, options.token, None if is_plain else frozenset(keys.values()), state)
+    # uvicorn takes uvloop where it is there: asyncio's own loop does not give back the memory of large bodies
     server = uvicorn.Server(uvicorn.Config(
-        filtered, log_config=None, access_log=False, server_header=False, ws="none", lifespan="on",
-        ssl_certfile=options.certificate, ssl_keyfile=options.key, timeout_keep_alive=30,
-        timeout_graceful_shutdown=1))
+        gate, http=Impatient, log_config=None, access_log=False, server_header=False,
+        ws="none", lifespan="on", ssl_certfile=options.certificate, ssl_keyfile=options.key,
+        timeout_keep_alive=30, timeout_graceful_shutdown=1))
     # in a thread uvicorn leaves signals alone
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while thread.is_alive() and not server.started:
         time.sleep(0.01)
     if server.started:
-        report(_open_run(state, NOOP_FEDERATION_ID, NOOP_FLWR_AID))
+        report(_open_run(state, constant.NOOP_FEDERATION_ID, NOOP_FLWR_AID))
     # Requests leave their bodies, of megabytes, in reference cycles that Python collects too seldom.
     # Freezing what exists at the start makes each collection cheap.
     gc.collect()
@@ -186,6 +128,13 @@ def serve(options: Options, report: Callable[[Opened], None], is_wanted: Callabl
         gc.collect()
     server.should_exit = True
     thread.join(3)
+
+
+def _raise_limits() -> None:
+    """As many open connections as the system allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _open_run(state: Any, federation: str, account: str) -> Opened:

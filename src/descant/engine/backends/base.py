@@ -16,9 +16,10 @@ from descant.engine.work import Job, Outcome, Work, gather
 class Backend(ABC):
     """Runs a job for any number of clients. All backends give the same results up to rounding."""
 
-    def __init__(self, work: Work, chunk: int) -> None:
+    def __init__(self, work: Work, chunk: int, scored: int | None = None) -> None:
         self.work = work
-        self.chunk = chunk
+        self.chunk = chunk  # clients that train together
+        self.scored = scored or chunk  # clients whose models are scored together
         self.notes: list[str] = []  # for the user
 
     @abstractmethod
@@ -29,24 +30,25 @@ class Backend(ABC):
     def close(self) -> None:
         """Release what the backend holds."""
 
-    def _chunks(self, clients: np.ndarray) -> Iterator[tuple[int, slice]]:
+    def _chunks(self, job: Job, clients: np.ndarray) -> Iterator[tuple[int, slice]]:
         # depends on the list alone, never on timing
-        for start in range(0, len(clients), self.chunk):
-            yield start, slice(start, start + self.chunk)
+        chunk = self.scored if job in ("score", "score_newcomer") else self.chunk
+        for start in range(0, len(clients), chunk):
+            yield start, slice(start, start + chunk)
 
 
 class InProcess(Backend):
     """Chunks in this process: `vectorised`, or `loop` with chunks of one client."""
 
-    def __init__(self, work: Work, chunk: int) -> None:
-        super().__init__(work, chunk)
+    def __init__(self, work: Work, chunk: int, scored: int | None = None) -> None:
+        super().__init__(work, chunk, scored)
         keep_freed_memory()
 
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
         return gather([
             (start, self.work.execute(job, clients[part], number,
                                       Message(message.shared, take(message.each, part)), take(states, part)))
-            for start, part in self._chunks(clients)
+            for start, part in self._chunks(job, clients)
         ])
 
     def close(self) -> None:

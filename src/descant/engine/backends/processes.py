@@ -9,11 +9,13 @@ overflowing it kills the process.
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import multiprocessing
 import signal
 import sys
 from collections import deque
+from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -53,12 +55,16 @@ class NoWorkers(DescantError):
 
 
 class Processes(Backend):
-    def __init__(self, work: Work, chunk: int, workers: int, templates: Templates) -> None:
-        super().__init__(work, chunk)
+    def __init__(self, work: Work, chunk: int, workers: int, templates: Templates, scored: int | None = None
+                 ) -> None:
+        super().__init__(work, chunk, scored)
         self._templates = templates
-        given = max(_room(m.shared, 1) + _room(m.each, chunk) for m in templates.messages.values())
-        given += _room(templates.state, chunk)
-        made = max(_room(template, chunk) for template in work.templates.values())
+        _ = work.pool  # made here, it is one for all workers
+        rows = max(self.chunk, self.scored)
+        given = max(_room(m.shared, 1) + _room(m.each, rows) for m in templates.messages.values())
+        given += _room(templates.state, rows)
+        made = max(_room(template, self.scored if job.startswith("score") else chunk)
+                   for job, template in work.templates.items())
         self._workers: list[Any] = []
         self._pipes: list[Connection] = []
         self._slots: list[Slot] = []
@@ -78,23 +84,27 @@ class Processes(Backend):
         process = context.Process(target=_serve, args=(self.work, self._templates, slot, theirs), daemon=True)
         self._pipes.append(ours)
         self._slots.append(slot)
-        process.start()
+        with _no_collection():
+            process.start()
         self._workers.append(process)
         theirs.close()
 
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
-        waiting = deque(self._chunks(clients))
+        waiting = deque(self._chunks(job, clients))
         idle = list(range(len(self._workers)))
         busy: dict[Connection, tuple[int, int]] = {}  # pipe -> (worker, first client)
         form = self.work.templates[job]
         values = map_tree(lambda t: t.new_empty(len(clients), *t.shape), form)
         outcomes = []
+        told: dict[int, int] = {}  # worker -> where what is sent to all ends in its buffer
         while waiting or busy:
             while waiting and idle:
                 worker = idle.pop()
                 start, part = waiting.popleft()
-                own = Message(message.shared, take(message.each, part))
-                _pack(self._slots[worker].inputs, (own, take(states, part)))
+                inputs = self._slots[worker].inputs
+                if worker not in told:  # once, however large it is
+                    told[worker] = _pack(inputs, message.shared)
+                _pack(inputs[told[worker] :], (take(message.each, part), take(states, part)))
                 self._send(worker, (job, clients[part], number))
                 busy[self._pipes[worker]] = (worker, start)
             for pipe in wait(list(busy)):
@@ -145,8 +155,24 @@ class Processes(Backend):
         self._workers, self._pipes, self._slots = [], [], []
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No collection of garbage, neither here nor in a process that is started meanwhile."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> None:
     """The main loop of a worker."""
+    # What the parent left to its collector is the parent's: here it could wait for ever for threads that a
+    # fork does not have (a session of ONNX Runtime does).
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -200,14 +226,15 @@ def _room(template: Tree, rows: int) -> int:
     return rows * nbytes(template) + _ALIGN * (1 + sum(1 for _ in leaves(template)))
 
 
-def _pack(buffer: Tensor, tree: Tree) -> None:
-    """Write the tensors of a tree into a buffer, end to end."""
+def _pack(buffer: Tensor, tree: Tree) -> int:
+    """Write the tensors of a tree into a buffer, end to end; returns where the next one would begin."""
     offset = 0
     for _, leaf in leaves(tree):
         size = leaf.numel() * leaf.element_size()
         if size:
             buffer[offset : offset + size].view(leaf.dtype).view(leaf.shape).copy_(leaf)
         offset = -(-(offset + size) // _ALIGN) * _ALIGN
+    return offset
 
 
 def _unpack(buffer: Tensor, form: Tree) -> Tree:

@@ -37,6 +37,7 @@ from descant.engine.backends.base import Backend
 from descant.engine.backends.processes import Templates
 from descant.engine.backends.ray_session import SAFE, Session
 from descant.engine.backends.shard import Rows, Shard
+from descant.engine.pool import Pools
 from descant.engine.settings import Train
 from descant.engine.work import Job, Outcome, Work, gather
 from descant.errors import DescantError
@@ -87,7 +88,7 @@ class Actor:
     def hold(self, shard: int, rows: Rows) -> None:
         frame = self._work.federation
         assert isinstance(frame, Shard)
-        self._shards[shard] = dataclasses.replace(self._work, federation=frame.holding(rows))
+        self._shards[shard] = dataclasses.replace(self._work, federation=frame.holding(rows), pools=Pools())
 
     def drop(self, shard: int) -> None:
         del self._shards[shard]
@@ -147,7 +148,7 @@ class OnRay(Backend):
                 raise DescantError("the Ray cluster has no cores: all its nodes were started with num_cpus=0")
             self.shards = min(train.workers or cores, work.federation.everyone)
             if train.chunk is None:
-                self.chunk = min(chunk, -(-cohort // self.shards))  # something for every actor
+                self.chunk = self.scored = min(chunk, -(-cohort // self.shards))  # something for all
             if self.shards > cores:
                 self._news.append(f"train.workers is {self.shards}, but Ray has only {times(cores, 'core')}: "
                                   "fewer workers do the work of all")
@@ -183,7 +184,7 @@ class OnRay(Backend):
                   ) -> list[Outcome]:
         """The outcomes of all chunks, with positions in the list of clients."""
         self._workers = [self._started() if worker.gone else worker for worker in self._workers]
-        waiting = {shard: deque(chunks) for shard, chunks in self._dealt(clients)}
+        waiting = {shard: deque(chunks) for shard, chunks in self._dealt(job, clients)}
         busy: dict[Ref, tuple[Worker, Chunk]] = {}
         shared = ray.put(_arrays(message.shared))
 
@@ -216,11 +217,11 @@ class OnRay(Backend):
             outcomes += [receive(ref) for ref in self._awaited(list(busy))]
         return [outcome for outcome in outcomes if outcome is not None]
 
-    def _dealt(self, clients: np.ndarray) -> Iterator[tuple[int, list[Chunk]]]:
+    def _dealt(self, job: Job, clients: np.ndarray) -> Iterator[tuple[int, list[Chunk]]]:
         """The chunks of every shard."""
         for shard in range(self.shards):
             at = np.flatnonzero(clients % self.shards == shard)
-            yield shard, [Chunk(shard, at[part]) for _, part in self._chunks(at)]
+            yield shard, [Chunk(shard, at[part]) for _, part in self._chunks(job, at)]
 
     def _travelling(self, actors: int) -> int:
         """The most bytes that are sent at a time: a shard's rows, or a round's chunks."""
@@ -236,7 +237,7 @@ class OnRay(Backend):
     def _assemble(self, count: int) -> None:
         """Start the actors; some may find a core later, or never."""
         self._actors: Any = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Actor)
-        frame = dataclasses.replace(self.work, federation=Shard.frame(self.work.federation))
+        frame = dataclasses.replace(self.work, federation=Shard.frame(self.work.federation), pools=Pools())
         self._order = ray.put((frame, self._templates))
         self._workers = [self._started() for _ in range(count)]
         deadline = time.monotonic() + PATIENCE

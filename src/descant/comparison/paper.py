@@ -1,0 +1,113 @@
+"""What a paper has published for the methods of an experiment: the [paper] of its file.
+
+    [paper]
+    source = "Table 1, FMNIST-MCLR"
+    metric = "accuracy"
+    column = "personal_pooled"
+    percent = true
+
+    [paper.figures]
+    pfedme = 97.60
+    fedavg = { value = 82.75, column = "global_pooled" }
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from descant.core.metric import is_share, title
+from descant.errors import UsageError, unknown
+
+COLUMNS = {  # of results.csv, with what they are for people; a figure is compared with one of them
+    "personal": "the clients' own models, mean over the clients",
+    "personal_last": "the clients' own models after the last round, mean over the clients",
+    "personal_pooled": "the clients' own models, all test rows together",
+    "global": "the model for all, mean over the clients",
+    "global_last": "the model for all after the last round, mean over the clients",
+    "global_pooled": "the model for all, all test rows together",
+}
+FIELDS = ("source", "metric", "column", "percent", "figures")
+
+
+class Figure(NamedTuple):
+    """What is printed for a method."""
+
+    value: float  # a share where the metric is one, also where per cent are printed
+    column: str  # what of ours it is compared with
+
+
+class Paper(NamedTuple):
+    """Published figures."""
+
+    source: str
+    metric: str
+    figures: dict[str, Figure]  # by label
+
+    @classmethod
+    def parse(cls, table: Any, labels: Collection[str], metrics: Collection[str]) -> Paper:
+        """The figures of a [paper] for methods of these labels, by one of the metrics that can be had."""
+        if not isinstance(table, Mapping):
+            raise UsageError(f"[paper] must be a section, not {table!r}")
+        for field in table:
+            if field not in FIELDS:
+                raise unknown("paper field", field, FIELDS)
+        for field in ("source", "metric", "figures"):
+            if field not in table:
+                raise UsageError(f"paper.{field} is missing: it has no default")
+        source, metric, figures = table["source"], table["metric"], table["figures"]
+        if not isinstance(source, str) or not source.strip():
+            raise UsageError("paper.source must say where the figures stand, such as "
+                             f'"Table 1, FMNIST-MCLR", not {source!r}')
+        if metric not in metrics:
+            raise unknown("paper.metric", metric, metrics)
+        percent = table.get("percent", False)
+        if not isinstance(percent, bool):
+            raise UsageError(f"paper.percent must be true or false, not {percent!r}")
+        if percent and not is_share(metric):
+            raise UsageError(f"paper.percent is for shares, and {title(metric)} is none: leave it out")
+        if not isinstance(figures, Mapping) or not figures:
+            raise UsageError("paper.figures must be a section with a figure for each method, such as "
+                             f"pfedme = 0.976, not {figures!r}")
+        for label in figures:
+            if label not in labels:
+                raise unknown("method in paper.figures", label, labels)
+        usual = _column(table.get("column", "personal"), "paper.column")
+        found = {label: _figure(label, figure, usual, metric, percent=percent)
+                 for label, figure in figures.items()}
+        return cls(source.strip(), metric, found)
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> Paper:
+        """What `dump` wrote."""
+        return cls(table["source"], table["metric"],
+                   {label: Figure(*figure) for label, figure in table["figures"].items()})
+
+    def dump(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+def _column(name: Any, where: str) -> str:
+    if not isinstance(name, str) or name not in COLUMNS:
+        raise unknown(where, name, COLUMNS)
+    return name
+
+
+def _figure(label: str, given: Any, usual: str, metric: str, *, percent: bool) -> Figure:
+    where = f"paper.figures.{label}"
+    column = usual
+    if isinstance(given, Mapping):
+        for field in given:
+            if field not in Figure._fields:
+                raise unknown(f"{where} field", field, Figure._fields)
+        column = _column(given.get("column", usual), f"{where}.column")
+        given = given.get("value")
+    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        raise UsageError(f"{where} must be a number, or a table such as "
+                         f'{{ value = 0.976, column = "global" }}, not {given!r}')
+    value = given / 100 if percent else float(given)
+    if is_share(metric) and not 0 <= value <= 1:
+        most, remedy = (100, "correct it") if percent else (1, "for per cent, set percent = true in [paper]")
+        raise UsageError(f"{where} is {given:g}, and {title(metric)} lies between 0 and {most}: {remedy}")
+    return Figure(value, column)

@@ -1,0 +1,189 @@
+"""Tables as people have them in Python; and pandas where it is asked for, since it is an extra."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from descant.errors import UsageError
+
+FEW = 20  # so many different texts are categories, whatever the number of rows
+
+
+def pandas(what: str) -> Any:
+    """The module; `what` the user called needs it."""
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        if error.name != "pandas":
+            raise
+        raise UsageError(f"{what} needs pandas, which is not installed: pip install 'descant[pandas]'"
+                         ) from None
+    return pandas
+
+
+# -- tables of any kind ----------------------------------------------------------------------------------
+
+
+class Encoded(NamedTuple):
+    """A column as numbers."""
+
+    values: np.ndarray  # [rows], or [rows, ...] where cells are arrays
+    names: tuple[str, ...]  # of its features; () where cells are arrays
+
+
+class Labelled(NamedTuple):
+    """Class numbers with their names, as Hugging Face's ClassLabel has them."""
+
+    numbers: np.ndarray
+    names: tuple[str, ...]
+
+
+def columns_of(table: Any) -> dict[Any, Any]:
+    """The columns of a data frame, a Hugging Face dataset, a mapping of columns, or anything with a length
+    whose items are mappings or tuples, such as a torch Dataset: then a column is a name or a position."""
+    if hasattr(table, "dtypes") and hasattr(table, "columns"):  # pandas
+        names = list(table.columns)
+        if len(set(names)) < len(names):
+            raise UsageError(f"the frame has the column {next(n for n in names if names.count(n) > 1)!r} "
+                             "twice: rename one")
+        return {name: table[name] for name in names}
+    if hasattr(table, "column_names") and hasattr(table, "with_format"):  # Hugging Face
+        found = dict(table.with_format("numpy")[:])
+        return {name: Labelled(values, tuple(table.features[name].names))
+                if hasattr(table.features[name], "names") else values for name, values in found.items()}
+    if isinstance(table, Mapping):
+        return dict(table)
+    if not hasattr(table, "__len__") or not hasattr(table, "__getitem__"):
+        raise UsageError("the table must be a data frame, a dataset or a mapping of columns, not a "
+                         f"{type(table).__name__}")
+    rows = [table[k] for k in range(len(table))]
+    if not rows:
+        raise UsageError("the table has no rows")
+    first = rows[0]
+    if isinstance(first, Mapping):
+        return {name: _objects([row[name] for row in rows]) for name in first}
+    if isinstance(first, tuple | list):
+        return {place: _objects([row[place] for row in rows]) for place in range(len(first))}
+    raise UsageError(f"a row of the table is a {type(first).__name__}: it must be a mapping or a tuple")
+
+
+def feature(name: Any, column: Any) -> Encoded:
+    """A feature: numbers as they are, true and false as 1 and 0, text one-hot in the order of the categories.
+    A missing text is missing in all of its columns."""
+    values, given = _plain(name, column)
+    if values.dtype.kind in "biuf":
+        shaped = values.ndim > 1
+        return Encoded(values if shaped else values.astype(np.float32), () if shaped else (str(name),))
+    texts = _texts(name, values)
+    found = [text for text in dict.fromkeys(texts) if text is not None]
+    if given is None and len(found) > max(FEW, len(texts) // 2):
+        raise UsageError(f"the column {name!r} has {len(found)} different texts in {len(texts)} rows, which "
+                         "is no category: leave it out with columns=[...], or make numbers of it")
+    categories = given or tuple(sorted(found))
+    codes = np.array([len(categories) if text is None else categories.index(text) for text in texts], int)
+    rows = np.eye(len(categories) + 1, len(categories), dtype=np.float32)
+    rows[-1] = np.nan
+    return Encoded(rows[codes], tuple(f"{name}={category}" for category in categories))
+
+
+def joined(features: Mapping[Any, Encoded]) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """The samples, and the names of their columns. A column of arrays stands alone."""
+    shaped = [name for name, encoded in features.items() if not encoded.names]
+    if shaped and len(features) > 1:
+        raise UsageError(f"the column {shaped[0]!r} holds arrays, and samples are one array each: choose it "
+                         f"alone with columns=[{shaped[0]!r}], or the others")
+    if shaped:
+        return features[shaped[0]].values, None
+    parts = [encoded.values.reshape(len(encoded.values), -1) for encoded in features.values()]
+    return np.concatenate(parts, 1), tuple(name for encoded in features.values() for name in encoded.names)
+
+
+def target(name: Any, column: Any) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """The targets, and the names of the classes: text and truth values are classes, whole numbers are class
+    numbers, real numbers are real targets."""
+    values, given = _plain(name, column)
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise UsageError(f"the target {name!r} is missing in row {int(np.argmin(np.isfinite(values)))}: "
+                         "leave the row out")
+    if values.dtype.kind == "b":
+        return values.astype(np.int64), ("False", "True")
+    if values.dtype.kind in "iuf":
+        return values, None
+    texts = _texts(name, values)
+    if None in texts:
+        raise UsageError(f"the target {name!r} is missing in row {texts.index(None)}: leave the row out")
+    classes = given or tuple(sorted({str(text) for text in texts}))
+    return np.array([classes.index(str(text)) for text in texts], np.int64), classes
+
+
+def ids(name: Any, column: Any) -> np.ndarray:
+    """An id for each row: whole numbers, or text."""
+    values, _ = _plain(name, column)
+    if values.dtype.kind in "biu":
+        return values
+    texts = _texts(name, values) if values.dtype.kind not in "f" else [
+        None if value != value else f"{value:g}" for value in values.tolist()]
+    if None in texts:
+        raise UsageError(f"the column {name!r} is missing in row {texts.index(None)}: every row needs one")
+    return np.array(texts)
+
+
+def _plain(name: Any, column: Any) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """A column as numbers, truth values or objects; and its categories, if it has some of its own."""
+    if isinstance(column, Labelled):
+        return np.array([column.names[number] for number in column.numbers.tolist()], object), column.names
+    dtype = getattr(column, "dtype", None)
+    if (categories := getattr(dtype, "categories", None)) is not None:
+        return np.array(column, object), tuple(str(category) for category in categories)
+    kind = getattr(dtype, "kind", "O")
+    if kind in "biuf" and hasattr(column, "isna") and bool(column.isna().any()):
+        return np.asarray(column.astype("float64")), None
+    values = np.asarray(column if kind != "O" else _objects(list(column)))
+    if values.dtype.kind in "Mm":
+        raise UsageError(f"the column {name!r} holds times: make numbers of them, such as days since a date, "
+                         "or leave it out with columns=[...]")
+    if values.dtype.kind != "O":
+        return values, None
+    cells = [cell for cell in values if not is_missing(cell)]
+    if cells and all(isinstance(cell, list | tuple) or getattr(cell, "shape", ()) for cell in cells):
+        try:
+            return np.stack([np.asarray(cell) for cell in values]), None
+        except ValueError:
+            raise UsageError(f"the column {name!r} holds arrays of different shapes: make them the same"
+                             ) from None
+    if cells and all(isinstance(cell, bool | np.bool_) for cell in cells):
+        return (values.astype(bool) if len(cells) == len(values) else _with_gaps(values)), None
+    if cells and all(isinstance(cell, numbers.Number) or hasattr(cell, "item") for cell in cells):
+        whole = len(cells) == len(values)
+        return (np.array([np.asarray(cell).item() for cell in values]) if whole else _with_gaps(values)), None
+    return values, None
+
+
+def _with_gaps(values: np.ndarray) -> np.ndarray:
+    return np.array([np.nan if is_missing(cell) else float(cell) for cell in values])
+
+
+def is_missing(cell: Any) -> bool:
+    """None, NaN, and what pandas has for them."""
+    return cell is None or type(cell).__name__ in ("NAType", "NaTType") or (
+        isinstance(cell, float | np.floating) and cell != cell)
+
+
+def _texts(name: Any, values: np.ndarray) -> list[str | None]:
+    texts = [None if is_missing(cell) else cell for cell in values.tolist()]
+    kinds = sorted({type(text).__name__ for text in texts if text is not None})
+    if len(kinds) > 1:
+        raise UsageError(f"the column {name!r} holds {' and '.join(kinds)}: make them the same")
+    return [None if text is None else str(text) for text in texts]
+
+
+def _objects(cells: list[Any]) -> np.ndarray:
+    """An array of objects, also where they are arrays themselves."""
+    made = np.empty(len(cells), object)
+    for k, cell in enumerate(cells):
+        made[k] = cell
+    return made

@@ -1,0 +1,46 @@
+"""Products of the clients' matrices: a client's does not depend on its place in the chunk."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from descant.core.kernels.products import add_product_, in_lines, room
+
+CLIENTS = 9
+SHAPES = [(13, 33, 1), (100, 4, 1), (10, 784, 20), (1, 28, 20), (3, 1, 33), (33, 20, 1), (16, 7, 16)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_is_the_same_in_every_place(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    p, q, r = shape
+    a, b, into = (placed(torch.randn(CLIENTS, *sides, dtype=dtype)) for sides in ((p, q), (q, r), (p, r)))
+    added = placed(into)
+    add_product_(added, a, b, 0.5, -2.0)
+    torch.testing.assert_close(added, 0.5 * into - 2.0 * torch.einsum("cpq,cqr->cpr", a, b))
+    for start in range(CLIENTS - 1):
+        some = slice(start, start + 2)
+        two = placed(into[some])
+        add_product_(two, placed(a[some]), placed(b[some]), 0.5, -2.0)
+        assert torch.equal(two, added[some])
+
+
+def test_what_there_was_is_forgotten_if_nothing_of_it_is_kept() -> None:
+    for sides in ((16, 16), (3, 5)):  # with and without room between the clients
+        into = room(torch.zeros(0), (4, *sides)).fill_(torch.nan)
+        add_product_(into, torch.ones(4, sides[0], 2), torch.ones(4, 2, sides[1]), 0.0, 3.0)
+        assert torch.equal(into, torch.full_like(into, 6.0))
+
+
+def test_in_a_room_every_client_begins_with_a_line() -> None:
+    for dtype in (torch.float32, torch.float64):
+        found = room(torch.zeros(0), (3, 5, 7), dtype)
+        assert (found.shape, found.dtype) == ((3, 5, 7), dtype)
+        assert in_lines(found)
+    assert not in_lines(torch.zeros(3, 5, 7))
+    assert not in_lines(torch.zeros(2, 16)[:, 1:])
+
+
+def placed(given: torch.Tensor) -> torch.Tensor:
+    return room(given, given.shape).copy_(given)

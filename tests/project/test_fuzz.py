@@ -1,0 +1,48 @@
+"""A few cases of every kind that `make fuzz` tries, always the same ones."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+from benchmarks.fuzz import case
+from benchmarks.fuzz.kinds import KINDS
+from descant.errors import DescantError
+
+pytestmark = pytest.mark.thorough
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_some_cases_of_a_kind(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("flwr" if name in ("requests", "replies") else "pyarrow")
+    count = 5 if name == "replies" else 30
+    assert 0 <= case.run_cases(KINDS[name](tmp_path), count, 1) <= 10 * count
+
+
+def take_long(given: int) -> None:
+    time.sleep(0.01)
+    while given > 5:
+        pass
+
+
+def take_memory(given: int) -> None:
+    bytearray(given * 10**11)  # refused at once; what fits would be filled with zeros, slowly
+
+
+@pytest.mark.parametrize(("use", "finding"), [
+    (lambda given: 1 // (given - 5), ZeroDivisionError), (take_long, case.Hang), (take_memory, MemoryError)])
+def test_findings_are_raised(use: object, finding: type[BaseException], monkeypatch: pytest.MonkeyPatch
+                             ) -> None:
+    monkeypatch.setattr(case, "SECONDS", 0.05 if finding is case.Hang else case.SECONDS)
+    with pytest.raises(finding):
+        case.run_cases(case.Kind("numbers", st.integers(0, 9), use), 200, 0)  # type: ignore[arg-type]
+
+
+def test_errors_of_descant_are_no_findings() -> None:
+    def refuse(given: int) -> None:
+        raise DescantError("no")
+
+    assert case.run_cases(case.Kind("numbers", st.integers(0, 9), refuse), 10, 0) == 10
