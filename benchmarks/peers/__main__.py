@@ -24,12 +24,12 @@ from benchmarks.peers.results import dump, show
 from benchmarks.speed import results
 from benchmarks.speed.case import EPOCH, MODELS, Case, fashion_mnist
 from benchmarks.speed.command import LARGE, chosen
-from descant.cli.common import DataDir, reporting_errors
+from descant.cli.common import reporting
+from descant.cli.options import DataDir
 from descant.core.files import write_atomic
 from descant.core.threads import one_thread
 from descant.core.units import times
 from descant.errors import DescantError
-from descant.view.terminal import make_console
 
 REPETITIONS = 7
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False,
@@ -44,8 +44,7 @@ def install(names: Annotated[list[str] | None, typer.Argument(
 
     One that cannot be installed keeps no other from it, and is named at the end.
     """
-    console = make_console()
-    with reporting_errors("stopped"):
+    with reporting("stopped") as console:
         failed = []
         for name in chosen("peer", ",".join(names) if names else None, tuple(LIBRARIES), LIBRARIES):
             console.print(f"installing {LIBRARIES[name].title}; this may take some minutes")
@@ -72,8 +71,8 @@ def run(
     data_dir: DataDir = None,
 ) -> None:
     """Let descant and the installed libraries play the same rounds in turn, and compare their times."""
-    with reporting_errors("stopped: nothing is written"):
-        measure(make_console(), out, chosen("model", models, MODELS, MODELS),
+    with reporting("stopped: nothing is written") as console:
+        measure(console, out, chosen("model", models, MODELS, MODELS),
                 chosen("peer", peers, tuple(LIBRARIES), LIBRARIES), repetitions)
 
 

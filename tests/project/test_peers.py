@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
+from benchmarks.peers.__main__ import app
 from benchmarks.peers.contest import DESCANT, Figures, UnequalWork, compete, require_equal_work
 from benchmarks.peers.libraries import HERE, Arrangement, Library
 from benchmarks.peers.picture import draw
@@ -161,3 +163,8 @@ def test_the_table_and_the_picture_of_given_timings():
     assert "Flower: failed: it said nothing" in text.getvalue()
     machine = {"processor": "a processor", "cores": 2}
     assert draw({"machine": machine, "cases": [found], "repetitions": 3}).startswith(b"\x89PNG")
+
+
+def test_the_command_says_what_it_does() -> None:
+    found = CliRunner().invoke(app, ["run", "--help"])
+    assert found.exit_code == 0 and "--repetitions" in found.output

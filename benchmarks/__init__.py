@@ -1,0 +1,1 @@
+"""Measurements of descant. A package by name, because other distributions install one of the same name."""
