@@ -167,4 +167,5 @@ def test_the_table_and_the_picture_of_given_timings():
 
 def test_the_command_says_what_it_does() -> None:
     found = CliRunner().invoke(app, ["run", "--help"])
-    assert found.exit_code == 0 and "--repetitions" in found.output
+    assert found.exit_code == 0
+    assert "--repetitions" in found.output
