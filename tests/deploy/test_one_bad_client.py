@@ -23,7 +23,7 @@ from descant.deploy.backend import Rules
 from descant.deploy.messages import PackedTensor, WireMessage
 from descant.deploy.protocol import ClientInfo, RemoteExperiment
 from descant.deploy.transport import Payload
-from descant.deploy.uploads import lengths, medians, shortened
+from descant.engine.uploads import lengths, medians, shortened
 from descant.errors import DescantError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment

@@ -23,12 +23,19 @@ def finite(rows: Tensor) -> Tensor:
 
 
 def lengths(rows: Tensor) -> Tensor:
-    """[n] the Euclidean lengths; the squares of large entries would overflow."""
+    """[n] the Euclidean lengths."""
+    largest, rest = _factors(rows)
+    return largest * rest
+
+
+def _factors(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Lengths [n] as products, since the squares of large entries would overflow: the largest entry, and the
+    length of the row divided by that."""
     rows = rows.reshape(len(rows), -1).double()
     if not rows.shape[1]:
-        return rows.new_zeros(len(rows))
+        return rows.new_zeros(len(rows)), rows.new_zeros(len(rows))
     largest = rows.abs().amax(1)
-    return largest * (rows / torch.where(largest > 0, largest, 1.0)[:, None]).norm(dim=1)
+    return largest, (rows / torch.where(largest > 0, largest, 1.0)[:, None]).norm(dim=1)
 
 
 def middle_length(of: Tensor) -> float:
@@ -40,10 +47,10 @@ def middle_length(of: Tensor) -> float:
 
 def bounded(rows: Tensor, limit: float) -> Tensor:
     """Rows of at most this length: longer ones are shortened and keep their direction."""
-    rows = rows.double()
-    own = lengths(rows)
-    factor = torch.where(own > limit, limit / torch.where(own > 0, own, 1.0), 1.0)
-    return rows * factor.reshape(-1, *[1] * (rows.dim() - 1))
+    flat = rows.reshape(len(rows), -1).double()
+    largest, rest = (part[:, None] for part in _factors(rows))
+    shortened = limit * (flat / largest / rest)
+    return torch.where(largest * rest > limit, shortened, flat).reshape(rows.shape)
 
 
 def median(rows: Tensor, weights: Tensor) -> Tensor:
@@ -57,7 +64,7 @@ def median(rows: Tensor, weights: Tensor) -> Tensor:
 
 def trimmed_mean(rows: Tensor, weights: Tensor, share: float) -> Tensor:
     """In every coordinate the mean of what is left when this share of the weight is cut off at either end; a
-    row at the edge is cut in part. With equal weights and share n a whole number: so many values at each end."""
+    row at the edge is cut in part. Of n equal weights, share n values are cut off at each end."""
     if not 0 <= share < 0.5:
         raise ValueError(f"the share that is cut off must be in [0, 0.5), not {share}")
     values, upto = _sorted(rows, weights)
@@ -73,8 +80,8 @@ def geometric_median(rows: Tensor, weights: Tensor, *, rounds: int = 200, tolera
     weighted by w_i over its distance from z.
 
     Distances are taken as at least 1e-6 times their median, where the plain step would divide by zero; that
-    is Weiszfeld's step for a loss that is quadratic so near to a row (Pillutla et al. 2022, arXiv:1912.13445).
-    It starts at the coordinate-wise median, which is as robust and near by.
+    is the step for a loss that is quadratic so near to a row (Pillutla et al. 2022, arXiv:1912.13445). It
+    starts at the coordinate-wise median, which is as robust and near by.
     """
     rows, shares = rows.double(), weights.double() / weights.double().sum()
     z = median(rows, weights)

@@ -22,10 +22,10 @@ from descant.deploy.client_manager import ClientManager, raise_failure
 from descant.deploy.messages import PackedTensor, WireMessage
 from descant.deploy.protocol import RemoteExperiment, Shapes
 from descant.deploy.transport import NoReply, Rejected
-from descant.deploy.uploads import WIDER, Origins, lengths, medians, not_finite, shortened
 from descant.engine.backends.base import Backend
 from descant.engine.remedy import remedy
 from descant.engine.store import ClientStore
+from descant.engine.uploads import WIDER, Origins, lengths, medians, not_finite, shortened
 from descant.engine.work import ClientScores, Job, LocalResult, Outcome, Scores
 from descant.errors import DescantError
 from descant.experiment.run import Run
@@ -88,7 +88,7 @@ class RemoteBackend(Backend):
         self._clients = clients
         self._rules = rules
         self._observer = observer
-        self._origins = Origins(remote, shapes, run.work)
+        self._origins = Origins(run.work, shapes.state)
         self._began = False
 
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:

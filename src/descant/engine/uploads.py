@@ -16,16 +16,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from descant.core import robust
 from descant.core.algorithm import Message
-from descant.core.tree import Tree, leaves, rebuild, repeat, take
-from descant.deploy.protocol import RemoteExperiment, Shapes
+from descant.core.federation import Federation
+from descant.core.splits import Table
+from descant.core.tree import Tree, leaves, rebuild, repeat
+from descant.engine.backends.shard import Shard
 from descant.engine.batches import LocalWork
+from descant.engine.pool import Pools
 from descant.engine.work import Job, Work
 
 LOGARITHM = "log_weight"  # the name of a logarithm of a weight
@@ -38,35 +41,37 @@ def not_finite(upload: Tree) -> str | None:
 
 
 class Origins:
-    """What clients upload that learn nothing."""
+    """What clients upload that learn nothing, as far as the server can know: it has neither their rows nor
+    their states, so that they have a row of zeros and the initial state."""
 
-    def __init__(self, remote: RemoteExperiment, shapes: Shapes, work: Work) -> None:
-        self._idle = dataclasses.replace(remote.local_work(work.task), local=LocalWork(steps=0))
-        self._state = shapes.state
+    def __init__(self, work: Work, state: Tree) -> None:
+        self._idle = dataclasses.replace(work, federation=_with_rows_of_zeros(work.federation),
+                                         local=LocalWork(steps=0), templates={}, pools=Pools())
+        self._state = state
 
     def of(self, job: Job, client: int, number: int, own: Message) -> dict[str, Tensor]:
         """The tensors of ONE client by name; those that cannot be known are missing."""
         message = Message(own.shared, repeat(own.each, 1))
-        outcome = self._idle.execute(job, np.array([client]), number, message, repeat(self._state, 1))
-        if not len(outcome.done):
+        found = self.rows(job, np.array([client]), number, message)
+        return {name: rows[0] for name, rows in found.items()}
+
+    def rows(self, job: Job, clients: np.ndarray, number: int, message: Message) -> dict[str, Tensor]:
+        """Those of some clients, a row each; those that cannot be known are missing."""
+        alike = message.each == () and not self._idle.algorithm.draws
+        some = clients[:1] if alike else clients  # who is sent the same does nothing alike
+        outcome = self._idle.execute(job, some, number, message, repeat(self._state, len(some)))
+        if len(outcome.done) < len(some):
             return {}
-        upload = take(outcome.values, 0).upload
-        return {name: leaf.nan_to_num(0.0, 0.0, 0.0) for name, leaf in leaves(upload)}
+        return {name: leaf.nan_to_num(0.0, 0.0, 0.0).expand(len(clients), *leaf.shape[1:])
+                for name, leaf in leaves(outcome.values.upload)}
 
 
-class Length(NamedTuple):
-    """A vector's length as a product, which does not overflow: the square of 1e200 would, in float64."""
-
-    largest: float  # entry
-    rest: float  # the length of the vector divided by that
-
-    @classmethod
-    def of(cls, vector: Tensor) -> Length:
-        largest = float(vector.abs().max()) if vector.numel() else 0.0
-        return cls(largest, float((vector / largest).norm()) if largest > 0 else 0.0)
-
-    def __float__(self) -> float:
-        return self.largest * self.rest
+def _with_rows_of_zeros(federation: Federation) -> Shard:
+    """The same clients, each with one row in every split."""
+    known = {field.name: getattr(federation, field.name) for field in dataclasses.fields(federation)}
+    ones = Table.packed(np.zeros(federation.everyone, np.int64), np.ones(federation.everyone, np.int64))
+    return Shard(**known | {"x": torch.zeros_like(federation.x[:1]), "y": torch.zeros_like(federation.y[:1]),
+                            "train": ones, "validation": ones, "test": ones})
 
 
 def _halves(upload: Tree, origin: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -78,27 +83,28 @@ def _halves(upload: Tree, origin: Mapping[str, Tensor]) -> Iterator[tuple[str, T
 
 def lengths(upload: Tree, origin: Mapping[str, Tensor]) -> dict[str, float]:
     """How far each tensor is from its origin."""
-    return {name: 2 * float(Length.of(half)) for name, half in _halves(upload, origin)}
+    return {name: 2 * float(robust.lengths(half[None])) for name, half in _halves(upload, origin)}
 
 
 def shortened(upload: Tree, origin: Mapping[str, Tensor], limits: Mapping[str, float]) -> Tree:
     """The upload with its tensors at most so long; those that are short enough stay as they are."""
     tensors = dict(leaves(upload))
     for name, half in _halves(upload, origin):
-        length, limit = Length.of(half), limits.get(name, math.inf)
-        if 2 * float(length) > limit:
-            own, unit = tensors[name], half / length.largest / length.rest
+        limit = limits.get(name, math.inf)
+        if 2 * float(robust.lengths(half[None])) > limit:
+            own, change = tensors[name], 2 * robust.bounded(half[None], limit / 2)[0]
             start = origin.get(name, torch.zeros_like(own)).double()
-            tensors[name] = (start + limit * unit).to(own.dtype)
+            tensors[name] = (start + change).to(own.dtype)
     return rebuild(upload, tensors)
 
 
 def medians(measured: Collection[Mapping[str, float]]) -> dict[str, float]:
-    """The median over the clients of the length of each tensor; of two middle ones the longer, so that a
-    client that has little left to learn does not hold back the others. Zeros do not count."""
+    """The median over the clients of the length of each tensor (`robust.middle_length`)."""
     found: dict[str, list[float]] = {}
     for own in measured:
         for name, length in own.items():
-            if length > 0 and name.split(".")[-1] != LOGARITHM:
+            if name.split(".")[-1] != LOGARITHM:
                 found.setdefault(name, []).append(length)
-    return {name: sorted(lengths)[len(lengths) // 2] for name, lengths in found.items()}
+    typical = {name: robust.middle_length(torch.tensor(own, dtype=torch.float64))
+               for name, own in found.items()}
+    return {name: length for name, length in typical.items() if length > 0}
