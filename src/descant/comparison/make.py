@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -196,6 +197,26 @@ def _versions(before: Mapping[str, str]) -> dict[str, str]:
     """Of everything that the results depend on, also where a version has changed on the way."""
     now = {"descant": __version__, "Python": platform.python_version(), "system": platform.platform()}
     now |= {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}
+    if (commit := source_commit()) is not None:
+        now["commit"] = commit
     return {name: version if before.get(name, version) == version else
             before[name] if before[name].endswith(f", then {version}") else f"{before[name]}, then {version}"
             for name, version in now.items()}
+
+
+def source_commit() -> str | None:
+    """The commit of descant's sources, "+" if these differ from it; None if they are not in a repository."""
+    package = Path(__file__).parents[1]
+
+    def git(*words: str) -> str | None:
+        try:
+            found = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True,
+                                   timeout=20, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return found.stdout.strip()
+
+    if not git("ls-files", "__init__.py"):  # not tracked: installed inside somebody else's repository
+        return None
+    commit = git("rev-parse", "--short=12", "HEAD")
+    return commit and commit + ("+" if git("status", "--porcelain", "--", ".") else "")
