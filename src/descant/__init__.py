@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from descant import algorithms, data, models
-    from descant.api import compare, load, report, resume, run, tune
+    from descant.api import compare, load, report, reproduce, resume, run, tune
     from descant.core.algorithm import Algorithm, Message, Round
     from descant.core.federation import Federation
     from descant.core.task import Batch, FunctionTask, Task
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from descant.priors.quadratic import Flat, Gaussian
     from descant.priors.solve import SGD, Adam, AdamW, Proximal
     from descant.view.objects import Comparison, Search
+    from descant.view.reproduce import Reproduction
 
     __version__: str
 
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
 _HOME = {
     "Algorithm": "descant.core.algorithm", "Message": "descant.core.algorithm",
     "Round": "descant.core.algorithm",
-    "compare": "descant.api", "load": "descant.api", "report": "descant.api", "resume": "descant.api",
-    "run": "descant.api", "tune": "descant.api",
-    "Comparison": "descant.view.objects", "Search": "descant.view.objects",
+    "compare": "descant.api", "load": "descant.api", "report": "descant.api",
+    "reproduce": "descant.api", "resume": "descant.api", "run": "descant.api", "tune": "descant.api",
+    "Comparison": "descant.view.objects", "Reproduction": "descant.view.reproduce",
+    "Search": "descant.view.objects",
     "federation": "descant.data",
     "DescantError": "descant.errors", "UsageError": "descant.errors",
     "Experiment": "descant.experiment.config", "Run": "descant.experiment.run",
@@ -48,9 +50,9 @@ _MODULES = {"algorithms": "descant.algorithms", "data": "descant.data", "export"
 
 __all__ = [
     "SGD", "Adam", "AdamW", "Algorithm", "Batch", "Comparison", "DescantError", "Experiment", "Federation",
-    "Flat", "FunctionTask", "Gaussian", "Message", "Model", "ModuleTask", "Proximal", "Round", "Run",
-    "Search", "Task", "UsageError", "__version__", "algorithms", "compare", "data", "export", "federation",
-    "load", "models", "report", "resume", "run", "tune",
+    "Flat", "FunctionTask", "Gaussian", "Message", "Model", "ModuleTask", "Proximal",
+    "Reproduction", "Round", "Run", "Search", "Task", "UsageError", "__version__", "algorithms", "compare",
+    "data", "export", "federation", "load", "models", "report", "reproduce", "resume", "run", "tune",
 ]
 
 

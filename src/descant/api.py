@@ -15,6 +15,9 @@ from descant.comparison import tune as searching
 from descant.comparison.conduct import Asked, conduct, require_no_failures
 from descant.comparison.methods import Listed
 from descant.comparison.plan import Budget, Population, Splits
+from descant.comparison.reproduce import items as papers
+from descant.comparison.reproduce.carry_out import Wanted
+from descant.comparison.reproduce.carry_out import reproduce as carry_out
 from descant.core import fields
 from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
@@ -32,6 +35,7 @@ from descant.models import ModelSpec, NetworkSpec, TaskSpec, make_task, named
 from descant.view.comparison import draw, write_page
 from descant.view.objects import Comparison, Search
 from descant.view.progress import Shown, counting
+from descant.view.reproduce import Reproduction
 from descant.view.script import Bar, is_watched
 from descant.view.script import console as script_console
 
@@ -165,6 +169,24 @@ def report(directory: str | os.PathLike[str], out: str | os.PathLike[str] | None
     plan = planning.read(place)
     write_page(place, None if out is None else _where(out))
     return Comparison(place, plan)
+
+
+def reproduce(item: str | None = None, *, out: str | os.PathLike[str] = "results", jobs: int = 1,
+              repetitions: int | None = None, budget: Budget = "rounds",
+              experiments: str | os.PathLike[str] | None = None, progress: bool | None = None
+              ) -> Reproduction:
+    """Repeat a table or a figure of a paper, as `descant reproduce` does, with the same words.
+
+    `item` is "PAPER/ITEM", or "PAPER" for all of a paper that this machine can carry; None: for all. The
+    items are in descant's repository: where one stands, beside the sources, or in `experiments`. The same
+    call finishes what is missing. The result has the claims of the paper beside ours, with verdicts.
+    """
+    place = papers.place(None if experiments is None else _where(experiments))
+    found = papers.chosen(papers.find(place), item)
+    if item is None or "/" not in item:
+        found = papers.runnable(found, budget)
+    wanted, shown = Wanted(_where(out), jobs, repetitions, budget), Shown(script_console(progress))
+    return Reproduction(tuple(carry_out(each, wanted, shown, draw) for each in found))
 
 
 def tune(experiment: Described, trials: int, out: str | os.PathLike[str], *,

@@ -802,7 +802,7 @@ def test_a_process_that_dies_does_not_stop_the_others(start: str, monkeypatch: p
     context = multiprocessing.get_context(start)
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
     seen = Seen()
-    found = dict(execute._all(_die, [Job(1), Job(0), Job(2), Job(3)], 2, seen))
+    found = dict(execute.in_processes(_die, [Job(1), Job(0), Job(2), Job(3)], 2, seen))
     assert {job.number: str(each) for job, each in found.items()} == {
         0: "its process died (out of memory? use fewer --jobs)", 1: "done 1", 2: "done 2", 3: "done 3"}
     assert seen.failed == {"0": "its process died (out of memory? use fewer --jobs)"}

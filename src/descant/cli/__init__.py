@@ -27,6 +27,7 @@ from descant.cli import (
     personalize,
     predict,
     report,
+    reproduce,
     resume,
     run,
     server,
@@ -85,8 +86,8 @@ def descant(
 
 for command in (
     example.example, init.init, run.run, resume.resume, compare.compare, report.report, watch.watch,
-    export.export, predict.predict, personalize.personalize, certificates.certificates, server.server,
-    client.client, advise.advise,
+    reproduce.reproduce, export.export, predict.predict, personalize.personalize,
+    certificates.certificates, server.server, client.client, advise.advise,
 ):
     app.command()(command)
 app.command(name="list")(listing.list_entries)

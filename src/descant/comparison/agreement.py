@@ -11,7 +11,7 @@ from scipy import stats
 
 from descant.comparison import statistics
 from descant.comparison.finished import FinishedRun
-from descant.comparison.paper import Figure, Paper
+from descant.comparison.paper import Figure, Paper, Stated
 from descant.comparison.plan import Plan
 from descant.comparison.rows import Row
 from descant.comparison.sample import Sample, oriented, units_of
@@ -34,6 +34,15 @@ class Ordering(NamedTuple):
     covers_rows: bool  # whether the noise of the test rows is in the test, or that of the repetitions alone
 
 
+class Outcome(NamedTuple):
+    """What ours say of a claim about two methods."""
+
+    claim: Stated
+    levels: tuple[float, float]  # of the better and the worse one, in ours
+    ours: Pair  # by how much `better` is better, over the repetitions
+    appearance: Appearance
+
+
 class Agreement(NamedTuple):
     """The paper beside ours."""
 
@@ -43,6 +52,7 @@ class Agreement(NamedTuple):
     repetitions: int
     tau: Interval  # Kendall's, of the two orders in each repetition; ties count as in tau-b
     orderings: list[Ordering]  # all pairs of methods that the paper does not have at the same figure
+    claims: list[Outcome]  # those of which both methods have runs
 
     def gap(self, label: str) -> Interval:
         """Ours less the paper's."""
@@ -69,15 +79,50 @@ def agreement(paper: Paper, plan: Plan, metric: str, rows: Sequence[Row],
     sign = -1.0 if plan.lower_is_better(paper.metric) else 1.0
     methods = sorted((label for label, known in scores.items() if known and label not in left_out),
                      key=lambda label: -sign * paper.figures[label].value)
+    claims = _outcomes(paper, plan, runs)
     if len(methods) < 2 or not seeds:
-        return Agreement(paper, ours, methods, len(seeds), interval([]), [])
+        repetitions = len({run.seed for found in runs.values() for run in found}) if claims else len(seeds)
+        return Agreement(paper, ours, methods, repetitions, interval([]), [], claims)
     table = np.array([[scores[label][seed] for label in methods] for seed in seeds])
     printed = np.array([paper.figures[label].value for label in methods])
     # a constant order, as of equal figures, has no tau
     taus = [float(stats.kendalltau(printed, row).statistic) for row in table]
     together = [[run for label in methods for run in runs[label] if run.seed == seed] for seed in seeds]
     orderings = _orderings(paper, plan, methods, table, together)
-    return Agreement(paper, ours, methods, len(seeds), interval(taus).within(-1.0, 1.0), orderings)
+    return Agreement(paper, ours, methods, len(seeds), interval(taus).within(-1.0, 1.0), orderings, claims)
+
+
+def _outcomes(paper: Paper, plan: Plan, runs: Mapping[str, Sequence[FinishedRun]]) -> list[Outcome]:
+    """The claims beside ours. All figures that claims speak of are one sample, so that the tests are
+    corrected for their number."""
+    places = list(dict.fromkeys((label, claim.column) for claim in paper.claims
+                                for label in (claim.better, claim.worse) if label in runs))
+    scores = {place: {run.seed: value for run in runs[place[0]]
+                      if np.isfinite(value := figure_of(run, paper.metric, place[1]))} for place in places}
+    places = [place for place in places if scores[place]]
+    seeds = sorted(set.intersection(*(set(scores[place]) for place in places))) if places else []
+    if len(places) < 2 or not seeds:
+        return []
+    table, level = np.array([[scores[place][seed] for place in places] for seed in seeds]), (
+        statistics.LEVEL / plan.looks)
+    analysis = statistics.compare(*oriented(Sample(table, table[:, None], None), paper.metric, plan, "rows"),
+                                  level=level)
+    found = []
+    for claim in paper.claims:
+        at = [(label, claim.column) for label in (claim.better, claim.worse)]
+        if not all(place in places for place in at):
+            continue
+        a, b = (places.index(place) for place in at)
+        pair = analysis.beside(a, b)
+        found.append(Outcome(claim, (float(table[:, a].mean()), float(table[:, b].mean())), pair,
+                             _appearance(pair, level)))
+    return found
+
+
+def _appearance(pair: Pair, level: float) -> Appearance:
+    if pair.p is None or pair.p >= level:
+        return "open"
+    return "appears" if pair.mean > 0 else "reversed"
 
 
 def beside(row: Row, found: Agreement) -> Row:
@@ -124,9 +169,7 @@ def _orderings(paper: Paper, plan: Plan, methods: Sequence[str], table: np.ndarr
             continue
         covers_rows = units is not None and known[a] and known[b]
         pair = (of_both if covers_rows else of_seeds).beside(a, b)
-        is_real = pair.p is not None and pair.p < level
-        appearance: Appearance = "open" if not is_real else "appears" if pair.mean > 0 else "reversed"
-        found.append(Ordering(methods[a], methods[b], lead, pair, appearance, covers_rows))
+        found.append(Ordering(methods[a], methods[b], lead, pair, _appearance(pair, level), covers_rows))
     return found
 
 

@@ -16,6 +16,9 @@ from descant.comparison.statistics import CONFIDENCE, ENOUGH_CLIENTS
 from descant.core.metric import figure, is_share, title
 from descant.core.units import duration, times
 
+CLAIMED: dict[Appearance, str] = {
+    "appears": "it appears in ours, significantly", "reversed": "in ours it is significantly the other way "
+    "round", "open": "no significant difference in ours"}
 MOST_NAMED = 15  # orderings of a kind that the answer names; all are in orderings.csv
 
 
@@ -84,8 +87,16 @@ def paper(results: Results) -> list[str]:
     if found is None or not results.rows:
         return []
     source, metric = found.paper.source, found.paper.metric
+    claims = [f"{source}, {each.claim.says}: {CLAIMED[each.appearance]} (in ours {each.claim.better} "
+              f"{figure(metric, each.levels[0])}, {each.claim.worse} {figure(metric, each.levels[1])})."
+              for each in found.claims]
     if not found.ours:
-        return [f"{source}: none of its methods has a figure in ours yet."]
+        return claims or [f"{source}: none of its methods has a figure in ours yet."]
+    return [*_figures_beside(found, source, metric), *claims]
+
+
+def _figures_beside(found: Agreement, source: str, metric: str) -> list[str]:
+    """How far figures and orders are those of the paper."""
     gaps = sorted((found.gap(label).mean, label) for label in found.ours)
     said = [f"{source}: {title(metric)} in ours less the paper's is {_signed(metric, gaps[0][0])} "
             f"({gaps[0][1]}) to {_signed(metric, gaps[-1][0])} ({gaps[-1][1]})."]

@@ -70,7 +70,7 @@ def execute(plan: Plan, planned: Sequence[PlannedRun], jobs: int, display: Displ
     missing = [run for run in planned if not run.done]
     known = plan.failures()
     failed = []
-    for run, outcome in _all(_run, missing, jobs, display):
+    for run, outcome in in_processes(_run, missing, jobs, display):
         known.pop(run.title, None)
         if isinstance(outcome, Exception):
             known[run.title] = _words(outcome)
@@ -99,7 +99,7 @@ def search(searches: Sequence[Search], jobs: int, display: Display
     """Search hyper-parameters of several methods. A search that fails stops the comparison, since its runs
     would not be what was asked for; a method that does not train with any values does not."""
     found: dict[str, tune.Tuning | tune.Untrained] = {}
-    for wanted, outcome in _all(_search, searches, jobs, display):
+    for wanted, outcome in in_processes(_search, searches, jobs, display):
         if isinstance(outcome, Exception):
             raise DescantError(f"{wanted.title} failed: {_words(outcome)}")
         found[wanted.label] = outcome
@@ -118,8 +118,8 @@ def _words(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _all(work: Callable[[J], T], jobs: Sequence[J], count: int, display: Display
-         ) -> Iterator[tuple[J, T | Exception]]:
+def in_processes(work: Callable[[J], T], jobs: Sequence[J], count: int, display: Display
+                 ) -> Iterator[tuple[J, T | Exception]]:
     """Do all jobs, so many at a time; yields each with its result or its error. If a process dies, the
     remaining jobs are done one at a time, so that the one that kills it is known."""
     left = dict(enumerate(jobs))

@@ -9,6 +9,11 @@
     [paper.figures]
     pfedme = 97.60
     fedavg = { value = 82.75, column = "global_pooled" }
+
+    [[paper.claims]]  # what is said in words, or drawn: one method ahead of another
+    says = "mh is ahead of pFedMe (Figure 2)"
+    better = "mh"
+    worse = "pfedme"
 """
 
 from __future__ import annotations
@@ -28,7 +33,12 @@ COLUMNS = {  # of results.csv, with what they are for people; a figure is compar
     "global_last": "the model for all after the last round, mean over the clients",
     "global_pooled": "the model for all, all test rows together",
 }
-FIELDS = ("source", "metric", "column", "percent", "figures")
+FIELDS = ("source", "metric", "column", "percent", "figures", "claims", "repetitions", "needs")
+NEEDS = {  # what an item takes that a plain machine does not have
+    "gpu": "a GPU",
+    "data": "data that cannot be downloaded freely, or must be prepared by hand",
+}
+REPETITIONS = 5
 
 
 class Figure(NamedTuple):
@@ -38,12 +48,24 @@ class Figure(NamedTuple):
     column: str  # what of ours it is compared with
 
 
+class Stated(NamedTuple):
+    """What a paper says of two methods without a figure."""
+
+    says: str
+    better: str
+    worse: str
+    column: str
+
+
 class Paper(NamedTuple):
     """Published figures."""
 
     source: str
     metric: str
     figures: dict[str, Figure]  # by label
+    claims: tuple[Stated, ...] = ()
+    repetitions: int = REPETITIONS  # of which the paper's figures are means; ours where it does not say
+    needs: str | None = None  # of NEEDS
 
     @classmethod
     def parse(cls, table: Any, labels: Collection[str], metrics: Collection[str]) -> Paper:
@@ -53,10 +75,13 @@ class Paper(NamedTuple):
         for field in table:
             if field not in FIELDS:
                 raise unknown("paper field", field, FIELDS)
-        for field in ("source", "metric", "figures"):
+        for field in ("source", "metric"):
             if field not in table:
                 raise UsageError(f"paper.{field} is missing: it has no default")
-        source, metric, figures = table["source"], table["metric"], table["figures"]
+        if "figures" not in table and "claims" not in table:
+            raise UsageError("paper.figures is missing: it has no default; where a paper prints no figures, "
+                             "[[paper.claims]] say which method it has ahead of which")
+        source, metric, figures = table["source"], table["metric"], table.get("figures", {})
         if not isinstance(source, str) or not source.strip():
             raise UsageError("paper.source must say where the figures stand, such as "
                              f'"Table 1, FMNIST-MCLR", not {source!r}')
@@ -67,7 +92,7 @@ class Paper(NamedTuple):
             raise UsageError(f"paper.percent must be true or false, not {percent!r}")
         if percent and not is_share(metric):
             raise UsageError(f"paper.percent is for shares, and {title(metric)} is none: leave it out")
-        if not isinstance(figures, Mapping) or not figures:
+        if not isinstance(figures, Mapping) or ("figures" in table and not figures):
             raise UsageError("paper.figures must be a section with a figure for each method, such as "
                              f"pfedme = 0.976, not {figures!r}")
         for label in figures:
@@ -76,13 +101,21 @@ class Paper(NamedTuple):
         usual = _column(table.get("column", "personal"), "paper.column")
         found = {label: _figure(label, figure, usual, metric, percent=percent)
                  for label, figure in figures.items()}
-        return cls(source.strip(), metric, found)
+        repetitions, needs = table.get("repetitions", REPETITIONS), table.get("needs")
+        if isinstance(repetitions, bool) or not isinstance(repetitions, int) or repetitions < 1:
+            raise UsageError(f"paper.repetitions must be a whole number from 1, not {repetitions!r}")
+        if needs is not None and needs not in NEEDS:
+            raise unknown("paper.needs", needs, NEEDS)
+        return cls(source.strip(), metric, found, _claims(table.get("claims", []), labels, usual),
+                   repetitions, needs)
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Paper:
         """What `dump` wrote."""
         return cls(table["source"], table["metric"],
-                   {label: Figure(*figure) for label, figure in table["figures"].items()})
+                   {label: Figure(*figure) for label, figure in table["figures"].items()},
+                   tuple(Stated(*claim) for claim in table.get("claims", ())),
+                   table.get("repetitions", REPETITIONS), table.get("needs"))
 
     def dump(self) -> dict[str, Any]:
         return self._asdict()
@@ -92,6 +125,28 @@ def _column(name: Any, where: str) -> str:
     if not isinstance(name, str) or name not in COLUMNS:
         raise unknown(where, name, COLUMNS)
     return name
+
+
+def _claims(listed: Any, labels: Collection[str], usual: str) -> tuple[Stated, ...]:
+    if not isinstance(listed, list) or not all(isinstance(claim, Mapping) for claim in listed):
+        raise UsageError("paper.claims must be sections, each [[paper.claims]] with says, better and worse")
+    found = []
+    for k, claim in enumerate(listed):
+        where = f"paper.claims[{k}]"
+        for field in claim:
+            if field not in Stated._fields:
+                raise unknown(f"{where} field", field, Stated._fields)
+        for field in ("says", "better", "worse"):
+            if not isinstance(claim.get(field), str):
+                raise UsageError(f"{where}.{field} is missing, or no text")
+        for field in ("better", "worse"):
+            if claim[field] not in labels:
+                raise unknown(f"method in {where}.{field}", claim[field], labels)
+        if claim["better"] == claim["worse"]:
+            raise UsageError(f"{where} has {claim['better']!r} ahead of itself: name two methods")
+        column = _column(claim.get("column", usual), f"{where}.column")
+        found.append(Stated(claim["says"], claim["better"], claim["worse"], column))
+    return tuple(found)
 
 
 def _figure(label: str, given: Any, usual: str, metric: str, *, percent: bool) -> Figure:

@@ -1,0 +1,75 @@
+"""How long an item takes on this machine.
+
+`experiments/times.json` has the processor seconds of each item as they were measured once, with the time that
+a small fixed piece of work took there; here it is timed again, and the seconds are scaled by the ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from descant.comparison.budget import rounds_of
+from descant.comparison.methods import contenders
+from descant.comparison.reproduce import study
+from descant.comparison.reproduce.items import Item
+from descant.core.files import write_atomic
+from descant.core.permit import ran
+from descant.core.threads import one_thread
+from descant.experiment import run as runs
+from descant.experiment.config import Experiment, read_toml
+
+FILE = "times.json"  # in the directory of the experiments
+
+
+def pace() -> float:
+    """Processor seconds of the fixed piece of work: batched products as a round makes them. The least of
+    three, so that what else runs here counts little."""
+    with one_thread():
+        generator = torch.Generator().manual_seed(0)
+        x, w = (torch.randn(*shape, generator=generator) for shape in ((50, 20, 784), (50, 784, 10)))
+        taken = []
+        for _ in range(3):
+            start = time.process_time()
+            for _ in range(40):
+                torch.baddbmm(w, x.transpose(1, 2), torch.bmm(x, w).softmax(2), alpha=-0.01)
+            taken.append(time.process_time() - start)
+    return min(taken)
+
+
+def read(directory: Path) -> dict[str, float]:
+    """Seconds on this machine by the name of the item, where they are known, by one process."""
+    try:
+        known = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        ratio = pace() / known["pace"]
+        return {name: ratio * seconds for name, seconds in known["seconds"].items()}
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def write(directory: Path, items: dict[str, float]) -> None:
+    """Add what was measured here; what another machine measured is scaled to this one."""
+    known = read(directory) | items
+    seconds = {name: round(known[name], 1) for name in sorted(known)}
+    table: dict[str, Any] = {"pace": pace(), "seconds": seconds}
+    write_atomic(directory / FILE, (json.dumps(table, indent=1) + "\n").encode())
+
+
+def measured(item: Item) -> float:
+    """The processor seconds of an item, from one round of every method, or from the first point of a study;
+    without evaluation."""
+    repetitions = item.about().repetitions
+    if item.is_study:
+        module = study.load(item.path)
+        start = time.process_time()
+        module.measure(0, **module.POINTS[0])
+        return repetitions * len(module.POINTS) * (time.process_time() - start)
+    tables = read_toml(item.path)
+    base = Experiment.parse({**tables, "algorithm": {"name": "fedavg"}}, ran())
+    found = contenders(tables, None, base.train, baselines=True, permit=ran())
+    costs = rounds_of(runs.Setup.of(base), found, "rounds")
+    return repetitions * sum(cost.rounds * cost.seconds for cost in costs.values())
