@@ -54,7 +54,7 @@ def read(directory: Path) -> dict[str, float]:
 def write(directory: Path, items: dict[str, float]) -> None:
     """Add what was measured here; what another machine measured is scaled to this one."""
     known = read(directory) | items
-    seconds = {name: round(known[name], 1) for name in sorted(known)}
+    seconds = {name: float(f"{known[name]:.3g}") for name in sorted(known)}
     table: dict[str, Any] = {"pace": pace(), "seconds": seconds}
     write_atomic(directory / FILE, (json.dumps(table, indent=1) + "\n").encode())
 
