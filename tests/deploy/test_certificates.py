@@ -46,8 +46,9 @@ def test_each_organisation_gets_one_folder(made):
     assert {*contents(made)} == {
         "ca.crt", "ca.key", "server/ca.crt", "server/server.pem", "server/server.key",
         "server/clients/north.pub", "server/clients/south.pub",
-        "north/ca.crt", "north/north.key", "north/north.pub",
-        "south/ca.crt", "south/south.key", "south/south.pub"}
+        "server/clients/north.pem", "server/clients/south.pem",
+        "north/ca.crt", "north/north.key", "north/north.pub", "north/north.pem",
+        "south/ca.crt", "south/south.key", "south/south.pub", "south/south.pem"}
     server, client = ServerKeys.load(made / "server"), ClientKeys.load(made / "north", "north")
     assert {*server.hosts} == {HOST, "localhost", "127.0.0.1", "::1"}
     assert [*server.clients] == ["north", "south"]

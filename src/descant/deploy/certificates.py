@@ -4,12 +4,15 @@ A federation has its own certificate authority, which signs the server's certifi
 pair, of which the server knows the public key. Each organisation gets one folder:
 
     DIR/ca.crt, ca.key                     the authority; its key stays with the server's operator
-    DIR/server/ca.crt, server.pem, server.key, clients/NAME.pub
-    DIR/NAME/ca.crt, NAME.key, NAME.pub
+    DIR/server/ca.crt, server.pem, server.key, clients/NAME.pub, clients/NAME.pem
+    DIR/NAME/ca.crt, NAME.key, NAME.pub, NAME.pem
+
+NAME.pem shows other clients that a key is a client's of this federation, for secure aggregation. It does not
+say whose: clients do not learn each other's names.
 
 Repeated calls keep what exists and add what is missing; no key is ever replaced. A file is written atomically
 and after the files it depends on, so that the next call completes what a kill has left. A client may also
-make its own key and send only NAME.pub.
+make its own key and send only NAME.pub; clients/NAME.pem is then sent back to it.
 """
 
 from __future__ import annotations
@@ -65,6 +68,8 @@ def make_certificates(directory: Path, host: str, clients: Sequence[str], days: 
             folder.mkdir(mode=0o700, exist_ok=True)
         done, expires = _server(server, authority, host, days)
         added = tuple(name for name in clients if _client(directory, name, authority.certificate))
+        for public in sorted((server / "clients").glob("*.pub")):
+            _certify(directory, public, authority)
     return Certificates(directory, "kept" if had_authority else "made", done, expires, added,
                         tuple(name for name in clients if name not in added))
 
@@ -131,6 +136,19 @@ def _client(directory: Path, name: str, authority: x509.Certificate) -> bool:
         return False
     write_atomic(known, text)
     return True
+
+
+def _certify(directory: Path, public: Path, authority: _Authority) -> None:
+    """Make the certificate of a client's key, and put a copy into its folder, if that is still here."""
+    place, key = public.with_suffix(".pem"), keys.read_public(public)
+    found = keys.read_certificate(place) if place.exists() else None
+    if found is None or found.public_key() != key or not keys.is_issued(found, authority.certificate):
+        made = _signed(_name(f"descant client {secrets.token_hex(8)}"), authority.certificate.subject, key,
+                       authority.key, authority.certificate.not_valid_after_utc, is_authority=False,
+                       extensions=[x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])])
+        write_atomic(place, made.public_bytes(Encoding.PEM))
+    if (folder := directory / public.stem).is_dir():
+        _write_if_changed(folder / place.name, place.read_bytes())
 
 
 def _check_host(host: str) -> None:

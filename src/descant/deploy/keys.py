@@ -70,6 +70,7 @@ class ClientKeys(NamedTuple):
     private: PrivateKey
     public: PublicKey
     notes: tuple[str, ...]
+    certificate: bytes | None = None  # PEM; older folders have none, and take no part in secure aggregation
 
     @classmethod
     def load(cls, directory: Path, name: str) -> ClientKeys:
@@ -82,12 +83,24 @@ class ClientKeys(NamedTuple):
         private = read_private(key, how, hint)
         if public.exists() and read_public(public) != private.public_key():
             raise UsageError(f"{public} does not belong to {key}")
-        return cls(name, ca.read_bytes(), private, private.public_key(), _notes(key))
+        return cls(name, ca.read_bytes(), private, private.public_key(), _notes(key),
+                   _read_own(directory / f"{name}.pem", authority, private))
 
     @property
     def public_pem(self) -> bytes:
         """As Flower sends it."""
         return public_pem(self.public)
+
+
+def _read_own(path: Path, authority: x509.Certificate, private: PrivateKey) -> bytes | None:
+    """A client's certificate, if there is one."""
+    if not path.exists():
+        return None
+    own = read_certificate(path)
+    if own.public_key() != private.public_key() or not is_issued(own, authority):
+        raise UsageError(f"{path} is not the certificate of this key by this authority: ask the server's "
+                         "operator for a new one")
+    return path.read_bytes()
 
 
 def public_pem(key: PublicKey) -> bytes:
@@ -167,6 +180,15 @@ def is_issued(certificate: x509.Certificate, authority: x509.Certificate) -> boo
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
+
+
+def is_for(certificate: x509.Certificate, use: x509.ObjectIdentifier) -> bool:
+    """Whether a certificate is for a server, or for a client: the authority issues both."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return False
+    return use in found
 
 
 def check_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:

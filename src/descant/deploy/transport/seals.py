@@ -15,8 +15,9 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from descant.deploy.keys import is_issued, now, read_private
+from descant.deploy.keys import is_for, is_issued, now, read_private
 from descant.deploy.transport import Payload, Rejected, Seal
 
 PURPOSE = b"descant request 1"  # the key signs other things too: TLS handshakes
@@ -45,9 +46,10 @@ def check_seal(payload: Payload, address: int, authority: bytes) -> None:
     try:
         own, issuer = (x509.load_pem_x509_certificate(pem) for pem in (payload.seal.certificate, authority))
         key = own.public_key()
-        if not isinstance(key, ec.EllipticCurvePublicKey) or not is_issued(own, issuer) or not (
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not is_issued(own, issuer) or not is_for(
+                own, ExtendedKeyUsageOID.SERVER_AUTH) or not (
                 own.not_valid_before_utc <= now() <= own.not_valid_after_utc):
-            raise ValueError("not a certificate of this authority")
+            raise ValueError("not a certificate of a server by this authority")
         key.verify(payload.seal.signature, _text(payload, address, {}), METHOD)
     except (ValueError, TypeError, InvalidSignature):
         raise Rejected("a request whose signature is not the server's") from None
