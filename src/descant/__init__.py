@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from descant.errors import DescantError, UsageError
     from descant.experiment.config import Experiment
     from descant.experiment.run import Run
+    from descant.experiment.trackers import MLflow, TensorBoard, WandB
     from descant.models.module import ModuleTask
     from descant.priors.quadratic import Flat, Gaussian
     from descant.priors.solve import SGD, Adam, AdamW, Proximal
@@ -37,6 +38,8 @@ _HOME = {
     "federation": "descant.data",
     "DescantError": "descant.errors", "UsageError": "descant.errors",
     "Experiment": "descant.experiment.config", "Run": "descant.experiment.run",
+    "MLflow": "descant.experiment.trackers", "TensorBoard": "descant.experiment.trackers",
+    "WandB": "descant.experiment.trackers",
     "Federation": "descant.core.federation",
     "Flat": "descant.priors.quadratic", "Gaussian": "descant.priors.quadratic",
     "SGD": "descant.priors.solve", "Adam": "descant.priors.solve", "AdamW": "descant.priors.solve",
@@ -50,9 +53,10 @@ _MODULES = {"algorithms": "descant.algorithms", "data": "descant.data", "export"
 
 __all__ = [
     "SGD", "Adam", "AdamW", "Algorithm", "Batch", "Comparison", "DescantError", "Experiment", "Federation",
-    "Flat", "FunctionTask", "Gaussian", "Message", "Model", "ModuleTask", "Proximal",
-    "Reproduction", "Round", "Run", "Search", "Task", "UsageError", "__version__", "algorithms", "compare",
-    "data", "export", "federation", "load", "models", "report", "reproduce", "resume", "run", "tune",
+    "Flat", "FunctionTask", "Gaussian", "MLflow", "Message", "Model", "ModuleTask", "Proximal",
+    "Reproduction", "Round", "Run", "Search", "Task", "TensorBoard", "UsageError", "WandB", "__version__",
+    "algorithms", "compare", "data", "export", "federation", "load", "models", "report", "reproduce",
+    "resume", "run", "tune",
 ]
 
 

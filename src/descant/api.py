@@ -29,8 +29,9 @@ from descant.errors import DescantError, UsageError
 from descant.experiment import config, methods
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
-from descant.experiment.observe import Callback, Calling, Observer, require_observer
+from descant.experiment.observe import Callback, Calling, Observer, Silent, Together, require_observer
 from descant.experiment.run import Run, Setup
+from descant.experiment.trackers import Tracker
 from descant.models import ModelSpec, NetworkSpec, TaskSpec, make_task, named
 from descant.view.comparison import draw, write_page
 from descant.view.objects import Comparison, Search
@@ -41,6 +42,7 @@ from descant.view.script import console as script_console
 
 Described: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Experiment | Federation
 Settings: TypeAlias = Mapping[str, Any] | Sequence[str]  # {"train.rounds": 5}, or ["train.rounds=5"]
+Watchers: TypeAlias = Observer | Sequence[Observer] | None
 
 
 def run(
@@ -52,7 +54,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     eval: Mapping[str, Any] | None = None,
-    observer: Observer | None = None,
+    observer: Watchers = None,
     on_round: Callback | None = None,
     on_evaluate: Callback | None = None,
     progress: bool | None = None,
@@ -65,7 +67,8 @@ def run(
     `backend`, `dtype` and so on; `eval` those of [eval]. With `out` the run is kept in a directory: the same
     call with `resume=True` continues it after a kill, or loads it if it is finished. Without, it is in
     memory. `progress` shows a bar on standard error; by default where that is a terminal or a notebook. An
-    `observer` (`descant.experiment.observe.Observer`) takes its place. `on_round(run, row)` is called after
+    `observer` (`descant.experiment.observe.Observer`), or several, take its place; `descant.TensorBoard()`,
+    `descant.MLflow()` and `descant.WandB()` are beside it. `on_round(run, row)` is called after
     every round and `on_evaluate(run, row)` after every evaluated one, with its line of metrics; `run.stop()`
     in them ends the run. `initial` is a `state_dict` with which a network starts in place of its own
     parameters.
@@ -104,16 +107,22 @@ def run(
 
 
 @contextmanager
-def _watching(observer: Observer | None, progress: bool | None, on_round: Callback | None = None,
+def _watching(observer: Watchers, progress: bool | None, on_round: Callback | None = None,
               on_evaluate: Callback | None = None) -> Iterator[Observer]:
-    """The user's observer, or a bar where somebody looks; and the user's functions."""
-    if observer is not None:
-        require_observer(observer)
+    """The user's observers, and a bar where somebody looks and nothing else shows the run; then the user's
+    functions."""
+    several: Any = [] if observer is None else observer if isinstance(observer, list | tuple) else [observer]
+    given: list[Observer] = [*several]
+    for each in given:
+        require_observer(each)
+    calling = Calling(on_round, on_evaluate)
+    if not all(isinstance(each, Tracker) for each in given):
+        yield Together([*given, calling])
     elif is_watched() if progress is None else progress:
         with Bar() as bar:
-            yield Calling(bar, on_round, on_evaluate)
-            return
-    yield Calling(observer, on_round, on_evaluate)
+            yield Together([bar, *given, calling])
+    else:
+        yield Together([Silent(), *given, calling])
 
 
 def _section(model: Any, loss: Any) -> dict[str, Any] | None:
@@ -124,7 +133,7 @@ def _section(model: Any, loss: Any) -> dict[str, Any] | None:
     return ModelSpec(spec, None if callable(loss) else loss).dump()
 
 
-def resume(out: str | Path, *, rounds: int | None = None, observer: Observer | None = None,
+def resume(out: str | Path, *, rounds: int | None = None, observer: Watchers = None,
            allow: Collection[str] = (), progress: bool | None = None, on_round: Callback | None = None,
            on_evaluate: Callback | None = None) -> Run:
     """Continue the run in a directory, bit for bit; `rounds` extends it. Code that the directory names is

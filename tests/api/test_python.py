@@ -273,7 +273,7 @@ def run(**changes: Any) -> Any:
     (lambda: Federation.from_arrays(ROWS.astype(complex), np.zeros(60, int), np.zeros(60)), "complex"),
     (lambda: run(model=nn.Linear(4, 2).bfloat16()), r"'weight' of the model is bfloat16.*\.float\(\)"),
     (lambda: run(model=torch.jit.trace(nn.Linear(4, 2), torch.zeros(2, 4))), "TorchScript"),
-    (lambda: run(observer=print), "has no started and no played"),
+    (lambda: run(observer=print), r"has no started\(run, measured\) and no played"),
     (lambda: run(out=3), "out must be the path"),
     (lambda: descant.compare(3, "nowhere"), "must be a TOML file"),
     (lambda: descant.compare({}, "nowhere", rounds=3), r"rounds is in the experiment already.*set="),

@@ -86,6 +86,10 @@ def reporting(stopped: str) -> Iterator[Console]:
         end(f"error: {where}{error.strerror or error}", 1)
 
 
+def warn(message: str) -> None:
+    typer.echo(f"warning: {message}", err=True)
+
+
 def end(message: str, code: int) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(code)

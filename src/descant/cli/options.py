@@ -37,3 +37,6 @@ Allow = Annotated[list[str] | None, option(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Profiled = Annotated[bool, typer.Option(
     "--profile", help="Show where the time of the rounds went: sampling, batches, local work and so on.")]
+Track = Annotated[list[str] | None, option(
+    "--track", "TOOL", "Also keep the figures in tensorboard (in DIR/tensorboard), mlflow or wandb "
+                       "(offline), which have their own environment variables; may be given more than once.")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from descant.cli.common import reporting
-from descant.cli.options import Allow, DataDir, Profiled, argument, option
+from descant.cli.common import reporting, warn
+from descant.cli.options import Allow, DataDir, Profiled, Track, argument, option
 from descant.cli.run import show_run
 
 
@@ -14,6 +14,7 @@ def resume(
     directory: Annotated[Path, argument("DIR", "The directory of the run.")],
     rounds: Annotated[int | None, option(
         "--rounds", "N", "Extend the run to N rounds in all. Default: as planned.")] = None,
+    track: Track = None,
     profile: Profiled = False,
     allow: Allow = None,
     data_dir: DataDir = None,
@@ -30,8 +31,12 @@ def resume(
     """
     with reporting("stopped before the next round") as console:
         from descant.experiment import run as runs
+        from descant.experiment.observe import Together
+        from descant.experiment.trackers import named
         from descant.view.progress import Progress
 
+        trackers = named(track or (), warn)
         with Progress(console) as progress:
-            done = runs.resume(directory, rounds=rounds, observer=progress, allow=allow or ())
+            done = runs.resume(directory, rounds=rounds, observer=Together([progress, *trackers]),
+                               allow=allow or ())
         show_run(console, done, profile)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from descant.cli.common import read_tables, reporting, say_demo
-from descant.cli.options import Allow, DataDir, Profiled, Settings, argument, option
+from descant.cli.common import read_tables, reporting, say_demo, warn
+from descant.cli.options import Allow, DataDir, Profiled, Settings, Track, argument, option
 from descant.errors import DescantError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def run(
     out: Annotated[Path | None, option(
         "--out", "DIR", "The directory of the run; must be new or empty. Default: "
                         "runs/<algorithm>-<dataset>-<n>.")] = None,
+    track: Track = None,
     profile: Profiled = False,
     allow: Allow = None,
     data_dir: DataDir = None,
@@ -46,8 +47,11 @@ def run(
         from descant.experiment import directory
         from descant.experiment import run as runs
         from descant.experiment.config import Experiment
+        from descant.experiment.observe import Together
+        from descant.experiment.trackers import named
         from descant.view.progress import Progress
 
+        trackers = named(track or (), warn)
         if out is not None:
             directory.require_free(out)  # before the data is made
         experiment = Experiment.parse(read_tables(file, settings), ran(allow or ()))
@@ -55,7 +59,7 @@ def run(
         setup = runs.Setup.of(experiment)
         stem = f"{experiment.algorithm.name}-{experiment.data.dataset.name}"
         with _place(out, stem) as place, Progress(console) as progress:
-            done = runs.start(setup, place, progress)
+            done = runs.start(setup, place, Together([progress, *trackers]))
         show_run(console, done, profile)
 
 

@@ -32,17 +32,18 @@ def line(run: Run) -> str:
 
 def table(run: Run) -> Any:
     """A row a round. Figures are means over the clients, and missing where a round was not evaluated."""
-    rows = [{name: row[name] for name in PLAIN} | _means(row) for row in run.history]
+    rows = [{name: row[name] for name in PLAIN} | means(row) for row in run.history]
     return pandas("run.table()").DataFrame(rows).set_index("round") if rows else (
         pandas("run.table()").DataFrame(columns=list(PLAIN)).set_index("round"))
 
 
-def _means(row: dict[str, Any]) -> dict[str, float | None]:
+def means(row: dict[str, Any], sign: str = "_") -> dict[str, float | None]:
+    """The figures of an evaluated round, as means over the clients."""
     scored: dict[str, Any] = {whose: row[whose] for whose in ("personal", "global") if whose in row}
     if "unseen" in row:
-        scored |= {f"unseen_{whose}": row["unseen"][whose] for whose in ("personal", "global")
+        scored |= {f"unseen{sign}{whose}": row["unseen"][whose] for whose in ("personal", "global")
                    if whose in row["unseen"]}
-    return {f"{whose}_{split}_{metric}": spread["mean"] for whose, figures in scored.items()
+    return {f"{whose}{sign}{split}{sign}{metric}": spread["mean"] for whose, figures in scored.items()
             for split in ("test", "val") for metric, spread in figures.get(split, {}).items()}
 
 

@@ -39,7 +39,7 @@ from descant.experiment import checkpoint, present
 from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Checkpointer
 from descant.experiment.config import Experiment, completed, differences
-from descant.experiment.observe import Interrupted, Observer, Silent
+from descant.experiment.observe import Interrupted, Observer, Silent, tell_end
 from descant.experiment.plots import draw_clusters, draw_curve
 from descant.experiment.rows import row_of
 from descant.models.module import ModuleTask
@@ -371,10 +371,14 @@ def _finish(run: Run, backend: Backend, observer: Observer | None, measured: lis
     observer.started(run, measured)
     try:
         run.drive(backend, observer)
-    except KeyboardInterrupt:
+    except BaseException as error:
+        tell_end(observer, run, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        if not isinstance(error, KeyboardInterrupt):
+            raise
         where = "" if run.directory is None else f"; continue with: {layout.resume_command(run.directory)}"
         done = f"stopped after round {run.rounds} of {run.setup.train.rounds}"
         raise Interrupted(f"{done}{where}", run) from None
+    tell_end(observer, run, "finished")
     return run
 
 
