@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from descant.view.reproduce import Reproduction
 
     __version__: str
+
+# Without this, the last bit of MKL's products may depend on how their operands are aligned, and so a client's
+# result on its place in a chunk: on AMD processors it does. MKL reads it at its first product.
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 # Names are imported when they are first used: `descant --help` must not wait for torch.
 _HOME = {

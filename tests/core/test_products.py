@@ -26,6 +26,17 @@ def test_a_product_is_the_same_in_every_place(shape: tuple[int, int, int], dtype
         assert torch.equal(two, added[some])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_product_does_not_depend_on_its_alignment(dtype: torch.dtype) -> None:
+    """On AMD processors it would, but for what descant sets when it is imported."""
+    x, W = torch.randn(7, 64, dtype=dtype), torch.randn(10, 64, dtype=dtype)
+    expected = x @ W.T, W @ x.T
+    for start in range(1, 8):
+        moved = [torch.cat([each.new_zeros(start), each.flatten()])[start:].view_as(each) for each in (x, W)]
+        assert torch.equal(moved[0] @ moved[1].T, expected[0])
+        assert torch.equal(moved[1] @ moved[0].T, expected[1])
+
+
 def test_what_there_was_is_forgotten_if_nothing_of_it_is_kept() -> None:
     for sides in ((16, 16), (3, 5)):  # with and without room between the clients
         into = room(torch.zeros(0), (4, *sides)).fill_(torch.nan)
