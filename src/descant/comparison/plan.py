@@ -37,7 +37,7 @@ FORMAT = 2  # 1: one split for all seeds, and --match in place of --budget
 CAP = 10  # with --budget converge, a method stops after so many times the rounds of equal steps
 TUNING = 10_000  # the seed of searches and of their split, which no reported run has
 OWN_MAY_DIFFER = ("train.rounds", "train.backend", "train.chunk", "train.workers", "train.ray_address",
-                  "eval.metrics")
+                  "eval.metrics", "privacy.noise")
 Budget = Literal["steps", "rounds", "converge"]
 Splits = Literal["repeated", "folds", "fixed"]
 Population = Literal["rows", "clients", "new clients"]

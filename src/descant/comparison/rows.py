@@ -16,7 +16,7 @@ from descant.core.metric import is_share
 
 WORST = 10  # a decile
 MAIN = ("personal", "global", "worst_decile", "gain", "worse_off", "unseen")  # of the metric that decides
-COSTS = ("bytes_per_client", "grad_steps", "seconds")
+COSTS = ("epsilon", "bytes_per_client", "grad_steps", "seconds")
 
 
 class Row(NamedTuple):
@@ -82,6 +82,8 @@ def _figures(run: FinishedRun, names: Sequence[str] | Mapping[str, None], metric
     if unseen := run.values(metric, unseen=True):
         yield "unseen", metric, _mean(unseen)
     costs = run.summary
+    if "privacy" in costs:
+        yield "epsilon", "", costs["privacy"]["epsilon"]
     yield "bytes_per_client", "", (costs["bytes_down"] + costs["bytes_up"]) / costs["clients"]
     yield "grad_steps", "", costs["grad_steps"]
     yield "seconds", "", costs["seconds"]

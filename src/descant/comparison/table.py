@@ -25,11 +25,13 @@ TITLES = {
     "worse_off": ("worse off", "share of the clients that do worse than by training alone"),
     "unseen": ("unseen", "the same as personal, over the clients that were held out of training"),
     ERROR: ("error to truth", "squared distance of the clients' models from those that made the data"),
+    "epsilon": ("epsilon", "what the uploads reveal at most of any row, or client, that [privacy] protects"),
     "bytes_per_client": ("per client", "bytes that a client has received and sent in all"),
     "grad_steps": ("steps", "gradient steps of training, of all clients together"),
     "seconds": ("time", "of training and evaluation"),
 }
 PLAIN: dict[str, Callable[[float], str]] = {  # figures without an interval
+    "epsilon": "{:.3g}".format,
     "bytes_per_client": lambda mean: size(round(mean)), "grad_steps": "{:,.0f}".format, "seconds": duration,
     "worse_off": lambda mean: f"{100 * mean:.0f} %"}
 

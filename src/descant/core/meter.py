@@ -23,6 +23,9 @@ class Meter:
         self._losses: list[Tensor] = []  # of ONE client, at each call: may live inside vmap
         self._calls: Tensor | float = 0.0
         self.gathering = 0.0  # seconds for drawing and looking up batches
+        self.shortened = self.rows = 0  # of the rows in private gradients, those that were clipped
+        self.offered: list[Tensor] = []  # the targets of the batches of the present step
+        self._passes = self._noises = 0
 
     def stand_for(self, clients: int, active: Tensor | None) -> None:
         """From now on a call stands for so many clients; `active`: whether this one is among them (None:
@@ -41,6 +44,15 @@ class Meter:
         self.grad_steps += of_chunk
         self._losses.append(loss)
         self._calls = self._calls + steps
+
+    def begin_pass(self) -> None:
+        """Batches are given from the first one on: in a chunk, to some clients more than to others."""
+        self._passes, self._noises = self._passes + 1, 0
+
+    def next_noise(self) -> int:
+        """The number of a draw of noise, which a client has alone as it has in any chunk."""
+        self._noises += 1
+        return (self._passes << 20) + self._noises
 
     @contextmanager
     def gathers(self) -> Iterator[None]:

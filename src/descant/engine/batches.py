@@ -21,9 +21,11 @@ from torch import Tensor
 from descant.core import meter, random
 from descant.core.fields import Checked, hyper
 from descant.core.kernels.lift import over_clients
+from descant.core.privacy.task import NotPrivate
 from descant.core.splits import SplitName, Table
 from descant.core.task import BLOCK, Batch, inputs
 from descant.core.tree import Tree, map_tree
+from descant.engine.draws import Coins, Tossed, order_of, toss
 from descant.engine.pool import Pool
 from descant.engine.steps import lookup, step_batches
 from descant.errors import UsageError
@@ -73,6 +75,7 @@ class ClientTensors(NamedTuple):
     validation: Tensor
     test: Tensor
     counts: Tensor  # [3] ... and how many of them are real
+    expected: Tensor  # [] rows that a batch has on average, where coins draw it; else 0
     truth: Tree = ()  # [d] the client's true model, where it is known and scored
 
 
@@ -91,12 +94,17 @@ class Plan:
     full_pass: int  # gradient steps of a pass over all training rows, summed over the chunk
     draws: bool  # whether the task needs random numbers
     slices: Mapping[SplitName, slice]  # the chunk's rows of a split, where each client has as many
+    is_drawn: bool = False  # whether coins say which rows are in a batch
 
 
 class View:
     """One client's data in one round: the `ClientData` of the interface."""
 
-    def __init__(self, plan: Plan, tensors: ClientTensors, counts: Tensor | None = None) -> None:
+    def __init__(self, plan: Plan, tensors: ClientTensors, counts: Tensor | None = None, *,
+                 private: bool = False) -> None:
+        if plan.is_drawn:  # a mean is over the rows that were expected: how many came is a secret
+            counts = (1 / tensors.expected).expand(tensors.rows.shape[-1])
+        self._private = private  # rows may be looked at by private gradients alone
         self._plan = plan
         self._tensors = tensors
         self._counts = counts  # [sum of widths, ...] of the rows of all batches
@@ -107,6 +115,8 @@ class View:
     def scan(self, step: Callable[..., Any], carry: Any) -> Any:
         plan, batches, opened = self._plan, self._batches(), meter.current()
         gathers = nullcontext if opened is None else opened.gathers
+        if opened is not None:
+            opened.begin_pass()
         for t in range(len(plan.widths) // plan.per_step):
             clients = plan.active[t * plan.per_step]
             active = None if clients == plan.clients else self.steps > t
@@ -114,6 +124,8 @@ class View:
                 opened.stand_for(clients, active)
             with gathers():
                 given = [*islice(batches, plan.per_step)]
+            if opened is not None:
+                opened.offered = [batch.y for batch in given]
             moved = step(carry, *given)
             carry = moved if active is None else _where(active, moved, carry)
         if opened is not None:
@@ -125,6 +137,8 @@ class View:
         plan, tensors = self._plan, self._tensors
         if not plan.widths:  # without a step, what one model is for all stays so
             return None
+        if (opened := meter.current()) is not None:
+            opened.begin_pass()
 
         def run(steps: Tensor, rows: Tensor, lengths: Tensor, key: Tensor, *theirs: Tensor | None
                 ) -> tuple[Tensor, ...]:
@@ -140,6 +154,7 @@ class View:
         return over_clients(run, self.steps, tensors.rows, tensors.lengths, tensors.key, self._counts, *own)
 
     def mean(self, f: Callable[[Batch], Tree], split: Literal["train", "validation"] = "train") -> Tree:
+        self._require_open()
         _, count = self._split(split)
         opened, total = meter.current(), None
         for k, batch in enumerate(self.blocks(split)):
@@ -154,9 +169,12 @@ class View:
         return total
 
     def each(self, f: Callable[[Batch], Tensor]) -> Tensor:
+        self._require_open()
         return torch.cat([f(batch) for batch in self.blocks("train")])
 
     def counted(self, counts: Tensor) -> View:
+        self._require_open()
+
         def found(rows: Tensor, train: Tensor, counts: Tensor) -> tuple[Tensor]:
             order = train.argsort(1)  # a client's rows may lie anywhere
             at = order.gather(1, torch.searchsorted(train.gather(1, order), rows))
@@ -165,6 +183,10 @@ class View:
         own = (self._tensors.rows, self._tensors.train, counts)
         looked_up = over_clients(found, *own) or [each[0] for each in found(*[t[None] for t in own])]
         return View(self._plan, self._tensors, looked_up[0])
+
+    def _require_open(self) -> None:
+        if self._private:
+            raise NotPrivate("a pass over all its rows")
 
     def blocks(self, split: SplitName) -> Iterator[Batch]:
         """All rows of a split, a bounded number at a time; padded to the longest of the chunk."""
@@ -256,27 +278,33 @@ def plan_chunk(
     draws: bool,
     splits: tuple[SplitName, ...],
     disjoint: bool = False,
+    coins: Coins | None = None,
 ) -> tuple[Plan, ClientTensors]:
     """The plan of a chunk and its tensors, with the clients as leading axis.
 
     The batches of a client depend on (seed, purpose, number, client) and on its own rows only. With
-    `disjoint`, each of the batches of a step is drawn from a share of the rows of its own.
+    `disjoint`, each of the batches of a step is drawn from a share of the rows of its own. With `coins`, each
+    row is in each batch with the same probability, such that as many rows are expected as there would be.
     """
     table = pool.train.table
     sizes = table.sizes[clients]
     per_pass = [int(n) if batch == "full" else batch for n in sizes]
     owned = [_shares(table[int(client)], per_step if disjoint else 1) for client in clients]
     lengths = [_lengths(shares, b, work, per_step) for shares, b in zip(owned, per_pass, strict=True)]
+    tossed = [] if coins is None else [
+        toss(coins, (seed, purpose, number, int(client)), shares, b, len(each))
+        for client, shares, b, each in zip(clients, owned, per_pass, lengths, strict=True)]
+    lengths = [each.lengths for each in tossed] or lengths
     batches = np.array([len(each) for each in lengths], np.int64)
     shape = np.zeros((len(clients), batches.max()), np.int64)
     for k, each in enumerate(lengths):
         shape[k, : len(each)] = each
-    widths = shape.max(0)
-    is_active = shape > 0
+    widths = shape.max(0).clip(min=1)
+    is_active = np.arange(len(widths)) < batches[:, None]
     streams = (random.stream(seed, f"batches.{purpose}", number, int(client)) for client in clients)
     # whose batches are as wide as the widest, but for the last one
     is_dense = ((shape == widths) | (np.arange(len(widths)) >= batches[:, None] - 1)).all(1)
-    rows, keys = _drawn(streams, owned, lengths, widths, is_dense, batch == "full")
+    rows, keys = _drawn(streams, owned, lengths, widths, is_dense, batch == "full", tossed)
 
     tables = {split: _padded(pool.part(split).table, clients) if split in splits
               else np.zeros((len(clients), 0), np.int64) for split in ("train", "validation", "test")}
@@ -288,18 +316,21 @@ def plan_chunk(
         int(sum(-(-int(n) // b) for n, b in zip(sizes, per_pass, strict=True))),
         draws,
         {split: found for split in splits if (found := pool.part(split).slice_of(clients)) is not None},
+        coins is not None,
     )
     tensors = ClientTensors(
         torch.from_numpy(sizes).to(dtype), torch.from_numpy(batches // per_step).to(dtype),
         torch.from_numpy(keys), torch.from_numpy(rows), torch.from_numpy(np.where(is_active, shape, widths)),
         torch.from_numpy(tables["train"]), torch.from_numpy(tables["validation"]),
         torch.from_numpy(tables["test"]), torch.from_numpy(counts),
+        torch.tensor([each.expected for each in tossed] or [0.0] * len(clients), dtype=dtype),
     )
     return plan, tensors
 
 
 def _drawn(streams: Iterable[np.random.Generator], owned: list[list[np.ndarray]], lengths: list[np.ndarray],
-           widths: np.ndarray, is_dense: np.ndarray, in_order: bool) -> tuple[np.ndarray, np.ndarray]:
+           widths: np.ndarray, is_dense: np.ndarray, in_order: bool, tossed: list[Tossed]
+           ) -> tuple[np.ndarray, np.ndarray]:
     """The rows of all batches end to end, of each client in batches as wide as the widest, filled up with its
     first row; and a key for each client, from which its other random numbers follow."""
     starts = np.concatenate([[0], np.cumsum(widths)])
@@ -310,7 +341,7 @@ def _drawn(streams: Iterable[np.random.Generator], owned: list[list[np.ndarray]]
             rows[k] = shares[0][0]
             continue
         keys[k] = random.first_key(stream)
-        order = _order(stream, shares, each, in_order)
+        order = tossed[k].rows if tossed else order_of(stream, shares, each, in_order)
         if is_dense[k]:  # nothing to fill up in between
             rows[k, : len(order)], rows[k, len(order) :] = order, shares[0][0]
             continue
@@ -342,24 +373,6 @@ def _lengths(shares: list[np.ndarray], batch: int, work: LocalWork, per_step: in
         return work.lengths(len(shares[0]), batch, per_step)
     each = [work.lengths(len(share), min(batch, len(share))) for share in shares]
     return np.stack([np.resize(of_share, len(each[0])) for of_share in each], 1).ravel()
-
-
-def _order(generator: np.random.Generator, shares: list[np.ndarray], lengths: np.ndarray, in_order: bool
-           ) -> np.ndarray:
-    """The rows of a client's batches, end to end."""
-    if len(shares) == 1:
-        return _shuffled(generator, shares[0], int(lengths.sum()), in_order)
-    turns = [lengths[k :: len(shares)] for k in range(len(shares))]
-    each = [np.split(_shuffled(generator, share, int(turn.sum()), in_order), np.cumsum(turn)[:-1])
-            for share, turn in zip(shares, turns, strict=True)]
-    return np.concatenate([shares[0][:0], *(batch for step in zip(*each, strict=True) for batch in step)])
-
-
-def _shuffled(generator: np.random.Generator, own: np.ndarray, count: int, in_order: bool) -> np.ndarray:
-    """The first `count` rows of a client's endless sequence of shuffled epochs."""
-    epochs = -(-count // len(own))
-    parts = [own if in_order else generator.permutation(own) for _ in range(epochs)]
-    return parts[0][:count] if epochs == 1 else np.concatenate([own[:0], *parts])[:count]
 
 
 def _padded(table: Table, clients: np.ndarray) -> np.ndarray:

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from descant.core.algorithm import Message, Round
-from descant.core.random import stream
 from descant.core.stopwatch import Stopwatch
 from descant.core.tree import Tree, leaves, nbytes, take
+from descant.engine.account import Account
 from descant.engine.backends.base import Backend
+from descant.engine.cohort import sampled
 from descant.engine.divergence import Levels
 from descant.engine.personal import Snapshot
+from descant.engine.protect import account_of
 from descant.engine.remedy import remedy
 from descant.engine.settings import Train
 from descant.engine.store import ASKED, ClientStore
@@ -38,6 +40,7 @@ class RoundReport(NamedTuple):
     loss: float  # mean training loss of the accepted clients
     info: dict[str, Any]  # the method's report
     note: str | None  # about lost workers, or clients that were run one by one
+    clipped: float | None = None  # share of the rows, or clients, that privacy shortened
 
 
 class NobodyLeft(DescantError):
@@ -70,6 +73,9 @@ class Training:
         if work.algorithm.needs_validation and not federation.validation.sizes.any():
             raise UsageError(f"{work.algorithm.name} works with validation rows, and no client has any: "
                              "set data.validation above 0, such as 0.2")
+        self.account: Account | None = None  # of the privacy that the rounds spend
+        if work.privacy is not None:
+            self.account = account_of(work, train, work.privacy.privacy)
         self.initial = work.task.init()
         everyone = np.arange(federation.population)
         self.server: Tree = work.algorithm.init_server(work.task, self.initial, self.round_of(everyone))
@@ -92,18 +98,11 @@ class Training:
 
     def sample(self) -> tuple[np.ndarray, np.ndarray]:
         """This round's cohort, and who trains; both ascending, without those who dropped out."""
-        population = self.work.federation.population
         if self.is_opening:
-            return np.arange(population), np.arange(population)
-        generator = stream(self.train.seed, "cohort", self.number)
-        chances = self.work.federation.weights if self.train.sampling == "samples" else None
-        cohort = np.sort(generator.choice(population, self._cohort_size, replace=False, p=chances))
-        everyone = np.arange(population) if self.train.participation == "all" else cohort
-        others = np.setdiff1d(everyone, cohort, assume_unique=True)
-        if self.train.drop:
-            cohort = _thinned(cohort, self.train.drop, 1, generator)
-            others = _thinned(others, self.train.drop, 0, generator)
-        return cohort, np.union1d(cohort, others)
+            return (everyone := np.arange(self.work.federation.population)), everyone
+        work = self.work
+        privacy = None if work.privacy is None else work.privacy.privacy
+        return sampled(work.federation, self.train, self.number, privacy)
 
     @property
     def is_opening(self) -> bool:
@@ -151,7 +150,8 @@ class Training:
         server, info = method.aggregate(self.server, uploads, self.round_of(accepted[counted]))
         weights = info.get("client_weights")
         self.averaged = None if weights is None else ServerWeights(accepted[counted], weights)
-        info = {key: value for key, value in info.items() if key != "client_weights"}
+        clipped = outcome.shortened / outcome.rows if outcome.rows else info.get("clipped")
+        info = {key: value for key, value in info.items() if key not in ("client_weights", "clipped")}
         if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
             raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
                                f"all uploads were: the training diverges; {remedy(self.work)}")
@@ -161,19 +161,13 @@ class Training:
         return RoundReport(
             self.number, len(trained), rejected, outcome.grad_steps,
             _bytes_down(message, len(trained)), sent * nbytes(take(taken.upload, 0)),
-            float(taken.loss.nanmean()), info, outcome.note,
+            float(taken.loss.nanmean()), info, outcome.note, clipped,
         )
 
 
 def _chosen(rows: Tree, at: np.ndarray, count: int) -> Tree:
     """Those of `count` rows; without a copy if they are all of them."""
     return rows if len(at) == count else take(rows, torch.from_numpy(at))
-
-
-def _thinned(clients: np.ndarray, share: float, least: int, generator: np.random.Generator) -> np.ndarray:
-    """The clients without a random share of them, but no fewer than `least`."""
-    stay = max(least, len(clients) - round(share * len(clients)))
-    return np.sort(generator.choice(clients, stay, replace=False))
 
 
 @contextmanager

@@ -22,11 +22,13 @@ from descant.core.algorithm import Algorithm, Message, Round, at_most
 from descant.core.federation import Federation
 from descant.core.kernels.lift import is_transformed
 from descant.core.meter import Meter, metered
+from descant.core.privacy.settings import Mechanism
 from descant.core.splits import SplitName
 from descant.core.task import Task
 from descant.core.tree import Tree, concat, leaves, map_tree, stack, take
 from descant.core.vector import Model
 from descant.engine.batches import LocalWork, Plan, View, plan_chunk
+from descant.engine.draws import Coins
 from descant.engine.pool import Pool, Pools
 from descant.errors import DescantError
 from descant.priors.schedule import at_round
@@ -82,6 +84,8 @@ class Outcome(NamedTuple):
     note: str | None = None  # for the user, such as why clients were run one by one
     seconds: float = 0.0  # of work, summed over workers
     gathering: float = 0.0  # of these, to draw and look up batches
+    rows: int = 0  # in private gradients
+    shortened: int = 0  # of these, how many were clipped
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ class Work:
     device: torch.device = CPU
     most: float = 1.0  # the largest share of one client in an average, where their claims are not trusted
     ranks: bool = False  # whether scores include the AUROC, which tallies cannot give
+    privacy: Mechanism | None = None  # what protects clients, or their rows
+    private: Task | None = None  # what `local` sees of the rows, where these are protected
     templates: dict[Job, Tree] = field(default_factory=dict)  # filled by `rehearse`
     pools: Pools = field(default_factory=Pools, repr=False)
 
@@ -137,7 +143,7 @@ class Work:
                 if wrong := misfit(take(values, 0), self.templates.get(job)):
                     raise TypeError(wrong)
                 return Outcome(np.arange(len(clients)), values, {}, meter.grad_steps,
-                               gathering=meter.gathering)
+                               gathering=meter.gathering, rows=meter.rows, shortened=meter.shortened)
             except Exception as error:  # one by one shows which client fails
                 outcome = self._one_by_one(job, clients, number, message, states)
                 note = f"clients had to be run one by one: {_reason(error)}"
@@ -146,7 +152,7 @@ class Work:
 
     def _one_by_one(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
                     ) -> Outcome:
-        done, results, failed, grad_steps, gathering = [], [], {}, 0, 0.0
+        done, results, failed, spent = [], [], {}, Meter(1)
         for k in range(len(clients)):
             # copies: the alignment of a row in memory shows in the last bit of matrix products
             each, state = (map_tree(torch.clone, take(rows, k)) for rows in (message.each, states))
@@ -156,15 +162,18 @@ class Work:
             except Exception as error:
                 failed[k] = _reason(error)
                 continue
-            grad_steps += meter.grad_steps
-            gathering += meter.gathering
+            spent.grad_steps += meter.grad_steps
+            spent.gathering += meter.gathering
+            spent.rows += meter.rows
+            spent.shortened += meter.shortened
             if wrong := misfit(value, self.templates.get(job)):
                 failed[k] = wrong
                 continue
             done.append(k)
             results.append(value)
         values = stack(results) if results else ()
-        return Outcome(np.array(done, np.int64), values, failed, grad_steps, gathering=gathering)
+        return Outcome(np.array(done, np.int64), values, failed, spent.grad_steps,
+                       gathering=spent.gathering, rows=spent.rows, shortened=spent.shortened)
 
     def _together(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
                   ) -> tuple[Tree, Meter]:
@@ -174,7 +183,8 @@ class Work:
             message, states, tensors = self._there((message, states, tensors))
 
             def one(each: Tree, state: Tree, own: Any) -> Tree:
-                return _JOBS[job](self, Message(message.shared, each), state, View(plan, own), meter)
+                received, data = Message(message.shared, each), self._seen(job, plan, own)
+                return _JOBS[job](self, received, state, data, meter)
 
             values = vmap(one)(message.each, states, tensors)
         return self._back(values), meter
@@ -187,8 +197,15 @@ class Work:
             own = take(tensors, 0)
             torch.manual_seed(int(own.key))
             message, state, own = self._there((message, state, own))
-            value = _JOBS[job](self, message, state, View(plan, own), meter)
+            value = _JOBS[job](self, message, state, self._seen(job, plan, own), meter)
         return self._back(value), meter
+
+    def _is_private(self, job: Job) -> bool:
+        """Whether what a client does in a job leaves it, so that its rows must be protected."""
+        return self.private is not None and job in ("local", "opening")
+
+    def _seen(self, job: Job, plan: Plan, own: Any) -> View:
+        return View(plan, own, private=self._is_private(job))
 
     def view(self, job: Job, client: int, number: int) -> View:
         """What ONE client sees of its data in a job."""
@@ -205,11 +222,16 @@ class Work:
         plan, tensors = plan_chunk(self.pool, clients, seed=self.seed, purpose=purpose, number=number,
                                    batch=self.batch, work=work, per_step=self.algorithm.batches_per_step(),
                                    dtype=self.task.dtype, splits=splits,
-                                   draws=self.task.draws or self.algorithm.draws,
-                                   disjoint=self.algorithm.disjoint_batches)
+                                   draws=self.task.draws or self.algorithm.draws or self._is_private(job),
+                                   disjoint=self.algorithm.disjoint_batches, coins=self._coins(job))
         if "test" in splits and (truth := true_models(self.task, self.federation)) is not None:
             tensors = tensors._replace(truth=truth[clients])
         return plan, tensors
+
+    def _coins(self, job: Job) -> Coins | None:
+        if not self._is_private(job) or self.privacy is None or not self.privacy.is_poisson:
+            return None
+        return "secret" if self.privacy.secret else "stream"
 
     # -- the device --------------------------------------------------------------------------------
 
@@ -232,6 +254,10 @@ class Work:
 
     def _back(self, values: Tree) -> Tree:
         return values if self.device == CPU else map_tree(lambda t: t.to(CPU), values)
+
+    def tried(self, job: Job, message: Message, state: Tree) -> Tree:
+        """The result of a job of the first client, to see whether it can be done."""
+        return self._alone(job, 0, 0, message, state)[0]
 
     def rehearse(self, job: Job, message: Message, state: Tree) -> None:
         """Learn the form of a job's result from a client without batches; if it fails, from the next one.
@@ -262,13 +288,15 @@ def gather(outcomes: list[tuple[int, Outcome]]) -> Outcome:
         next((o.note for _, o in outcomes if o.note is not None), None),
         sum(o.seconds for _, o in outcomes),
         sum(o.gathering for _, o in outcomes),
+        sum(o.rows for _, o in outcomes),
+        sum(o.shortened for _, o in outcomes),
     )
 
 
 def _train(work: Work, message: Message, state: Tree, data: View, meter: Any, *, opening: bool = False
            ) -> LocalResult:
     step = work.algorithm.opening if opening else work.algorithm.local
-    upload, state = step(work.task, message, state, data)
+    upload, state = step(work.private or work.task, message, state, data)
     return LocalResult(upload, state, meter.loss().to(work.task.dtype))
 
 

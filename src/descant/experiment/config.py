@@ -14,6 +14,7 @@ from descant.core import fields
 from descant.core.algorithm import Algorithm
 from descant.core.import_object import Named, marked
 from descant.core.permit import Allowed, opened, ran
+from descant.core.privacy.settings import Privacy
 from descant.data import DATASETS, PARTITIONS, DataSpec
 from descant.data.spec import anchored
 from descant.engine.settings import Eval, Train
@@ -22,7 +23,7 @@ from descant.experiment import methods
 from descant.models import MODELS, ModelSpec
 from descant.priors.solve import SOLVERS
 
-SECTIONS = ("data", "model", "algorithm", "train", "eval")
+SECTIONS = ("data", "model", "algorithm", "train", "eval", "privacy")
 CHOICES: dict[str, Mapping[str, Any]] = {  # the fields that name an entry of a registry
     "algorithm.name": ALGORITHMS, "model.name": MODELS,
     "data.dataset": DATASETS, "data.partition": PARTITIONS, "algorithm.solver.name": SOLVERS,
@@ -38,6 +39,7 @@ class Experiment:
     algorithm: Algorithm
     train: Train
     eval: Eval
+    privacy: Privacy | None = None  # absent: nothing is protected
 
     @classmethod
     def parse(cls, tables: Mapping[str, Any], allow: Allowed = ()) -> Experiment:
@@ -58,6 +60,7 @@ class Experiment:
             parse_algorithm(part["algorithm"], allow=permit),
             fields.parse(Train, part["train"], "train"),
             fields.parse(Eval, marked(part["eval"], permit), "eval"),
+            fields.parse(Privacy, part["privacy"], "privacy") if "privacy" in tables else None,
         )
 
     @classmethod
@@ -69,7 +72,8 @@ class Experiment:
     def dump(self) -> dict[str, Any]:
         """The sections with every field written out."""
         return {"data": self.data.dump(), "model": self.model.dump()} | {
-            name: fields.dump(getattr(self, name)) for name in ("algorithm", "train", "eval")}
+            name: fields.dump(getattr(self, name)) for name in ("algorithm", "train", "eval", "privacy")
+            if getattr(self, name) is not None}
 
 
 def parse_algorithm(table: Mapping[str, Any], where: str = "algorithm", allow: Allowed = ()) -> Algorithm:

@@ -21,7 +21,9 @@ from descant.core.federation import Federation
 from descant.core.files import append, locked, write_atomic
 from descant.core.import_object import is_place, marked, named_in, require_permitted
 from descant.core.permit import Allowed, opened, top_of
+from descant.core.privacy.settings import Privacy
 from descant.core.sealed import CHECK, sealed_table, text_check, unsealed_table
+from descant.engine.account import Account
 from descant.engine.divergence import has_diverged
 from descant.engine.evaluation import Evaluation
 from descant.engine.settings import Train
@@ -251,10 +253,33 @@ def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tup
         "divergence": diverged,  # when it was first seen, if so
         "metric": setup.deciding.name,
         "selected_by": None if best_key is None else list(best_key),
-        "stopped": stopped,  # "converged", or "asked": by a function of the user's
+        "stopped": stopped,  # "converged", "budget" of privacy, or "asked": by a function of the user's
+        **({} if setup.privacy is None else {"privacy": _privacy(history, setup.privacy)}),
         **totals,
         "seconds": round(sum(row["seconds"] + row.get("eval_seconds", 0.0) for row in history), 3),
     }
+
+
+def _privacy(history: list[dict[str, Any]], privacy: Privacy) -> dict[str, Any]:
+    """What the run has spent, and how often its clip bound."""
+    clipped = [row["clipped"] for row in history if "clipped" in row]
+    return fields.as_table(privacy) | {
+        "budget": privacy.epsilon, "epsilon": history[-1]["epsilon"] if history else 0.0,
+        "clipped": sum(clipped) / len(clipped) if clipped else None}
+
+
+def write_privacy(out: Path, account: Account, rounds: int, federation: Federation) -> None:
+    """privacy.csv: every client's own epsilon, where it is that of its rows."""
+    if account.privacy.unit != "record":
+        return
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["client", "name", "n_train", "rounds", "epsilon", "delta"])
+    taken = account.times(rounds)
+    for client, epsilon in enumerate(account.each(rounds)):
+        writer.writerow([client, federation.names[client], int(federation.train.sizes[client]),
+                         int(taken[client]), f"{epsilon:.4g}", account.privacy.delta])
+    write_atomic(out / "privacy.csv", text.getvalue().encode())
 
 
 def write_summary(out: Path, figures: dict[str, Any]) -> None:

@@ -21,6 +21,10 @@ def row_of(training: Training, report: RoundReport, seconds: float, evaluations:
         "bytes_down": report.bytes_down, "bytes_up": report.bytes_up,
         "participants": report.participants, "rejected": len(report.rejected), "loss": report.loss,
     }
+    if training.account is not None:
+        row["epsilon"] = training.account.spent(report.number)
+        if report.clipped is not None:
+            row["clipped"] = report.clipped
     if report.rejected:
         row["rejections"] = {federation.names[client]: why for client, why in report.rejected.items()}
     if report.info:

@@ -3,119 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from torch import nn
 
-from descant.core import fields
-from descant.core.algorithm import Algorithm
-from descant.core.federation import Federation
 from descant.core.files import locked, uninterrupted
-from descant.core.metric import AUROC
 from descant.core.permit import Allowed
-from descant.core.task import Task
 from descant.core.threads import one_thread
 from descant.core.tree import Tree
 from descant.core.vector import Model
+from descant.engine.account import Account
 from descant.engine.backends.base import Backend
 from descant.engine.backends.choose import Timing, make_backend
-from descant.engine.evaluation import Evaluation, evaluate, evaluated_clients, selection_key
+from descant.engine.evaluation import Evaluation, evaluate, selection_key
 from descant.engine.personal import Snapshot, personal_model
 from descant.engine.rounds import Training
-from descant.engine.selection import DecidingMetric, deciding, idle, usual
-from descant.engine.settings import Eval, Train
+from descant.engine.selection import idle, usual
 from descant.engine.store import require_files
-from descant.engine.work import Work
 from descant.errors import DescantError, UsageError
 from descant.experiment import checkpoint, present
 from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Checkpointer
-from descant.experiment.config import Experiment, completed, differences
+from descant.experiment.config import completed, differences
 from descant.experiment.observe import Interrupted, Observer, Silent, tell_end
 from descant.experiment.plots import draw_clusters, draw_curve
 from descant.experiment.rows import row_of
+from descant.experiment.setup import Setup as Setup  # a run is made of one
 from descant.models.module import ModuleTask
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Which = Literal["best", "last"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """What a run is made of. `origin` are the [data] and [model] sections; a run on Python objects has none
-    and can be resumed only from Python. `model` is the [model] section where only the data are objects."""
-
-    algorithm: Algorithm
-    task: Task
-    federation: Federation
-    train: Train
-    eval: Eval
-    origin: dict[str, Any] | None = None
-    model: dict[str, Any] | None = None
-    most: float = 1.0  # the largest share of one client in an average, where clients are not trusted
-
-    @classmethod
-    def of(cls, experiment: Experiment) -> Setup:
-        federation = experiment.data.federation().to(experiment.train.torch_dtype)
-        task = experiment.model.task(federation, experiment.train.torch_dtype, experiment.train.seed)
-        sections = experiment.dump()
-        return cls(experiment.algorithm, task, federation, experiment.train, experiment.eval,
-                   {name: sections[name] for name in ("data", "model")})
-
-    def work(self) -> Work:
-        return Work(self.algorithm, self.task, self.federation, self.train.seed, self.train.batch,
-                    self.train.local, torch.device(self.train.device), self.most,
-                    self.eval.metric == AUROC)
-
-    @cached_property
-    def deciding(self) -> DecidingMetric:
-        """The metric by which the best round is selected."""
-        return deciding(self.eval.metric, self.task, self.federation)
-
-    @property
-    def evaluated(self) -> list[np.ndarray]:
-        """The clients that rounds are evaluated on, and the unseen, if there are any."""
-        seen = evaluated_clients(self.federation.population, self.eval, self.train.seed)
-        unseen = np.arange(self.federation.population, self.federation.everyone)
-        return [seen, unseen] if len(unseen) else [seen]
-
-    def decided(self) -> Setup:
-        """With the deciding metric filled in. An error if the data cannot serve `patience`."""
-        if self.train.patience is not None and not self.federation.validation.sizes[self.evaluated[0]].any():
-            raise UsageError("train.patience stops by validation figures, and the clients have no validation "
-                             "rows: set data.validation above 0, such as 0.2, or leave patience out")
-        return dataclasses.replace(self, eval=dataclasses.replace(self.eval, metric=self.deciding.name))
-
-    def tables(self) -> dict[str, Any]:
-        """The sections of the run's config.toml."""
-        return (self.origin or {}) | {name: fields.dump(getattr(self, name))
-                                      for name in ("algorithm", "train", "eval")}
-
-    def identity(self) -> dict[str, Any]:
-        """What must not change between the parts of a run; what is popped may. The usual metric is left out,
-        since older runs do not name it."""
-        tables = self.tables()
-        tables["algorithm"]["name"] = self.algorithm.name  # a class may move to another module
-        tables["eval"].pop("metrics", None)
-        if self.deciding.name == usual(self.task):
-            tables["eval"].pop("metric", None)
-        if self.train.sampling == "uniform":  # older runs do not name it either
-            tables["train"].pop("sampling")
-        for name in ("rounds", "patience", "ray_address", "backend", "chunk", "workers"):
-            tables["train"].pop(name, None)
-        parts = {"config": tables, "federation": self.federation.fingerprint(),
-                 "initial model and loss": self.task.fingerprint()}
-        return json.loads(json.dumps(parts))  # type: ignore[no-any-return]
 
 
 class Run:
@@ -142,6 +66,11 @@ class Run:
         return len(self.history)
 
     @property
+    def account(self) -> Account | None:
+        """What the rounds spend of the clients' privacy, where there is any."""
+        return self._training.account
+
+    @property
     def cohort(self) -> np.ndarray:
         """Whose uploads are aggregated in the present round."""
         return self._training.sample()[0]
@@ -159,7 +88,8 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The last round and the validation-best round, and what the run cost."""
-        stopped = "converged" if self.is_converged else None if self.stop_asked is None else "asked"
+        stopped = ("converged" if self.is_converged else "budget" if self.is_spent
+                   else None if self.stop_asked is None else "asked")
         return layout.summary(self.history, self.best_round, self.best_key, self.setup, stopped)
 
     @property
@@ -167,6 +97,13 @@ class Run:
         """Whether the run has stopped, or stops now, because nothing improves any more."""
         patience = self.setup.train.patience
         return patience is not None and idle(self.history, self.setup.deciding.name) >= patience
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether another round would exceed the budget of privacy."""
+        account = self.account
+        return (account is not None and self.rounds < self.setup.train.rounds
+                and not account.allows(self.rounds + 1))
 
     def stop(self, why: str = "") -> None:
         """End the run after the present round, from `on_round` or `on_evaluate`. It can be resumed."""
@@ -229,7 +166,8 @@ class Run:
         if self.rounds == 0:
             with uninterrupted(), self._writing():
                 self._checkpoints.commit(None)
-        while self.rounds < train.rounds and not self.is_converged and self.stop_asked is None:
+        while (self.rounds < train.rounds and not self.is_converged and self.stop_asked is None
+               and not self.is_spent):
             start = time.perf_counter()
             report = self._training.play(backend)
             played = time.perf_counter()
@@ -250,6 +188,8 @@ class Run:
         if self.directory is not None:
             with uninterrupted(), self._writing():
                 layout.write_summary(self.directory, self.summary)
+                if self.account is not None:
+                    layout.write_privacy(self.directory, self.account, self.rounds, federation)
                 draw_curve(self.history, self.best_round, self.directory / "curve.png", metric,
                            f"{self.setup.algorithm.name} on {federation.heading}")
                 draw_clusters(self.history, self.directory / "clusters.png")
@@ -367,7 +307,9 @@ def _with_backend(setup: Setup, training: Training) -> tuple[Backend, Setup, lis
 
 def _finish(run: Run, backend: Backend, observer: Observer | None, measured: list[Timing]) -> Run:
     observer = observer or Silent()
-    run.notes = [*run.setup.algorithm.remarks(run.setup.task), *backend.notes]
+    account = run.account
+    run.notes = [*run.setup.algorithm.remarks(run.setup.task), *backend.notes,
+                 *([] if account is None else account.cautions())]
     observer.started(run, measured)
     try:
         run.drive(backend, observer)

@@ -56,6 +56,10 @@ class Progress:
             self._say(f"finished: it stopped after round {run.rounds}, when the validation metric no longer "
                       "improved; to continue, raise or remove patience in config.toml")
             return
+        if run.is_spent:
+            self._say(f"finished: after round {run.rounds} another one would exceed privacy.epsilon = "
+                      f"{setup.privacy and setup.privacy.epsilon:g}")
+            return
         if run.directory is not None and run.rounds >= self._rounds:
             self._say(f"finished: all {times(self._rounds, 'round')} are done; "
                       f"for more: {resume_command(run.directory)} --rounds N")

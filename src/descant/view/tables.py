@@ -16,6 +16,9 @@ from descant.core.units import duration, size, times
 
 SPREAD = {"mean": "mean", "weighted": "weighted", "std": "std", "worst_decile": "worst 10%"}
 BAR = 24  # characters of a share of 100 %
+SELDOM = 0.01  # a share of rows or clients that is next to nothing
+STOPPED = {"converged": "the validation metric no longer improves", "asked": "asked to",
+           "budget": "another round would exceed the budget of privacy"}
 
 
 def table(columns: str, heads: Sequence[str], rows: Iterable[Sequence[RenderableType] | None], *,
@@ -91,12 +94,30 @@ def _costs(summary: dict[str, Any]) -> dict[str, str]:
         "traffic": f"{size(summary['bytes_down'])} down, {size(summary['bytes_up'])} up",
         "time": duration(summary["seconds"]),
     }
+    if "privacy" in summary:
+        facts["privacy"] = privacy_words(summary["privacy"])
     if summary["stopped"] is not None:
-        why = "the validation metric no longer improves" if summary["stopped"] == "converged" else "asked to"
-        facts["stopped"] = f"after round {summary['rounds']}: {why}"
+        facts["stopped"] = f"after round {summary['rounds']}: {STOPPED[summary['stopped']]}"
     if summary["best"] is None:
         facts["best round"] = "none: there is no validation data to select it"
     return facts
+
+
+def privacy_words(spent: dict[str, Any]) -> str:
+    """What a run spent of the privacy of its rows or clients, and whether its clip does anything."""
+    whose = "of every row" if spent["unit"] == "record" else "of every client"
+    words = (f"epsilon {spent['epsilon']:.3g} {whose} (delta {spent['delta']:g}, noise {spent['noise']:g}, "
+             f"clip {spent['clip'] if isinstance(spent['clip'], float) else 'by quantile'})")
+    share = spent["clipped"]
+    if share is None:
+        return words
+    unit = "rows" if spent["unit"] == "record" else "clients"
+    if share < SELDOM:
+        return (f"{words}; clip never binds ({share:.1%} of the {unit}): a smaller one has less noise for "
+                "the same epsilon")
+    if share > 1 - SELDOM:
+        return f"{words}; clip always binds ({share:.1%} of the {unit}): all count alike, whatever they say"
+    return f"{words}; clip binds for {share:.0%} of the {unit}"
 
 
 def _diverged(summary: dict[str, Any]) -> str:

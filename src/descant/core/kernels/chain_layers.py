@@ -49,6 +49,7 @@ class Reshape(Layer):
 
     def __init__(self, *shape: int) -> None:
         self._shape = shape
+        self.is_flat = shape == (-1,)
 
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
         return x.reshape(*x.shape[:2], *self._shape), x.shape

@@ -39,7 +39,7 @@ class ChunkGradients:
 
     def __init__(self, chain: Chain, context: Context, layout: Layout,
                  loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
-        self._chain = chain
+        self.chain = chain
         self._context = context
         self._layout = layout
         self._loss = loss  # outputs and targets -> losses [clients, B], and their slopes
@@ -47,7 +47,7 @@ class ChunkGradients:
 
     def parameters(self, vectors: Tensor) -> list[Tensor]:
         """The networks' parameters as views of the clients' vectors [clients, d]."""
-        return self._chain.parameters(vectors)
+        return self.chain.parameters(vectors)
 
     def slopes(self, parameters: list[Tensor], stats: Tensor | None, x: Tensor, y: Tensor,
                weight: Tensor | None, key: Tensor | None, counts: Tensor | None = None, *,
@@ -58,10 +58,10 @@ class ChunkGradients:
         loss = partial(self._mean_loss, y, weight, counts, scale)
         rows = x.shape[1] if weight is None else 1
         if not self._reads_context:
-            return Slopes(*self._chain.slopes(parameters, x, self._context, loss, pull), rows, None)
+            return Slopes(*self.chain.slopes(parameters, x, self._context, loss, pull), rows, None)
         running = {} if stats is None else self._layout.running(stats)
         with self._context.of_pass(weight, key, running) as context:
-            found = self._chain.slopes(parameters, x, context, loss, pull)
+            found = self.chain.slopes(parameters, x, context, loss, pull)
             if stats is not None:
                 stats = torch.cat([context.stats[s.name] for s in self._layout.statistics], -1)
         return Slopes(*found, rows, stats)

@@ -1,0 +1,99 @@
+"""What a run is made of: a method, a task, a federation and settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from descant.core import fields
+from descant.core.algorithm import Algorithm
+from descant.core.federation import Federation
+from descant.core.metric import AUROC
+from descant.core.privacy.settings import Privacy
+from descant.core.task import Task
+from descant.engine.evaluation import evaluated_clients
+from descant.engine.protect import protected, settled
+from descant.engine.selection import DecidingMetric, deciding, usual
+from descant.engine.settings import Eval, Train
+from descant.engine.work import Work
+from descant.errors import UsageError
+from descant.experiment.config import Experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a run is made of. `origin` are the [data] and [model] sections; a run on Python objects has none
+    and can be resumed only from Python. `model` is the [model] section where only the data are objects."""
+
+    algorithm: Algorithm
+    task: Task
+    federation: Federation
+    train: Train
+    eval: Eval
+    origin: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
+    most: float = 1.0  # the largest share of one client in an average, where clients are not trusted
+    privacy: Privacy | None = None
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Setup:
+        federation = experiment.data.federation().to(experiment.train.torch_dtype)
+        task = experiment.model.task(federation, experiment.train.torch_dtype, experiment.train.seed)
+        sections = experiment.dump()
+        return cls(experiment.algorithm, task, federation, experiment.train, experiment.eval,
+                   {name: sections[name] for name in ("data", "model")}, privacy=experiment.privacy)
+
+    def work(self) -> Work:
+        work = Work(self.algorithm, self.task, self.federation, self.train.seed, self.train.batch,
+                    self.train.local, torch.device(self.train.device), self.most,
+                    self.eval.metric == AUROC)
+        return work if self.privacy is None else protected(work, self.train, self.privacy)
+
+    @cached_property
+    def deciding(self) -> DecidingMetric:
+        """The metric by which the best round is selected."""
+        return deciding(self.eval.metric, self.task, self.federation)
+
+    @property
+    def evaluated(self) -> list[np.ndarray]:
+        """The clients that rounds are evaluated on, and the unseen, if there are any."""
+        seen = evaluated_clients(self.federation.population, self.eval, self.train.seed)
+        unseen = np.arange(self.federation.population, self.federation.everyone)
+        return [seen, unseen] if len(unseen) else [seen]
+
+    def decided(self) -> Setup:
+        """With the deciding metric filled in. An error if the data cannot serve `patience`."""
+        if self.train.patience is not None and not self.federation.validation.sizes[self.evaluated[0]].any():
+            raise UsageError("train.patience stops by validation figures, and the clients have no validation "
+                             "rows: set data.validation above 0, such as 0.2, or leave patience out")
+        privacy = self.privacy and settled(dataclasses.replace(self, privacy=None).work(), self.train,
+                                           self.privacy)
+        return dataclasses.replace(self, eval=dataclasses.replace(self.eval, metric=self.deciding.name),
+                                   privacy=privacy)
+
+    def tables(self) -> dict[str, Any]:
+        """The sections of the run's config.toml."""
+        return (self.origin or {}) | {name: fields.dump(part)
+                                      for name in ("algorithm", "train", "eval", "privacy")
+                                      if (part := getattr(self, name)) is not None}
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change between the parts of a run; what is popped may. The usual metric is left out,
+        since older runs do not name it."""
+        tables = self.tables()
+        tables["algorithm"]["name"] = self.algorithm.name  # a class may move to another module
+        tables["eval"].pop("metrics", None)
+        if self.deciding.name == usual(self.task):
+            tables["eval"].pop("metric", None)
+        if self.train.sampling == "uniform":  # older runs do not name it either
+            tables["train"].pop("sampling")
+        for name in ("rounds", "patience", "ray_address", "backend", "chunk", "workers"):
+            tables["train"].pop(name, None)
+        parts = {"config": tables, "federation": self.federation.fingerprint(),
+                 "initial model and loss": self.task.fingerprint()}
+        return json.loads(json.dumps(parts))  # type: ignore[no-any-return]
