@@ -76,7 +76,7 @@ def test_the_least_noise_keeps_to_the_budget_and_a_little_less_does_not() -> Non
 
     noise = least_noise(spent, 3.0)
     assert spent(noise) <= 3.0 < spent(noise * 0.995)
-    with pytest.raises(UsageError, match="no noise keeps to privacy.epsilon"):
+    with pytest.raises(UsageError, match="no noise keeps to"):
         least_noise(lambda noise: 1.0, 0.5)
 
 
