@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -10,15 +10,17 @@ from torch import Tensor
 
 from descant.core.algorithm import ClientData, LocalStep, Message, Round, Weights
 from descant.core.fields import hyper
+from descant.core.import_object import is_place
 from descant.core.parts import Shared
 from descant.core.ranges import Log, Step
 from descant.core.task import Batch, Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
+from descant.errors import UsageError
 from descant.priors.belief import Belief, Counted, GaussianBelief, PriorMethod, Upload
 from descant.priors.bregman import Family, Mirror, SphericalGaussian, require_fit
 from descant.priors.grouping import KMeans, grouped
-from descant.priors.personal_mean import Loss, Projected, Strategy, strategy
+from descant.priors.personal_mean import Loss, Projected, Strategy, place_of, potential, strategy
 from descant.priors.precision import (
     Lam,
     LearnedVariance,
@@ -80,8 +82,8 @@ class pFedBreD(PriorMethod):
     K: int = hyper(5, "steps on theta for each batch", ge=1)
     beta: float = hyper(1.0, "aggregation step; above 1 it is momentum (AM: 2)", gt=0)
     weights: Weights = hyper("samples", "what a client counts in the average")
-    strategy: Literal["identity", "lg", "meg", "mh", "mh_nested", "mh_code"] = hyper(
-        "mh", "how the mean of the prior is made")
+    strategy: Literal["identity", "lg", "meg", "mh", "mh_nested", "mh_code", "own"] = hyper(
+        "mh", "how the mean of the prior is made; own: w - eta grad phi(w)")
     family: Family = hyper(SphericalGaussian(), "the family of the prior")
     start: Literal["last", "theta", "w", "mu"] = hyper("last", "where the steps on theta begin")
     order: Literal["first", "exact"] = hyper("first", "whether the step of w has the second derivatives")
@@ -89,12 +91,21 @@ class pFedBreD(PriorMethod):
     weight_decay: float = hyper(0.0, "strength of the pull of theta to zero", ge=0)
     groups: KMeans | None = hyper(None, "a server model for each cluster of clients; absent: one for all")
     shared: Shared = hyper("all", "the layers that have a prior; the others are private")
+    phi: str | Callable[..., Any] | None = hyper(
+        None, 'Phi of the strategy "own": a function, or "package.module:function", of (f, w, theta, memory)')
     eta_inner: float = hyper(None, "step to where nested strategies take the loss gradient; absent: eta_a",
                              ge=0, derived=lambda self: self.eta_a)
 
     def __post_init__(self) -> None:
+        if callable(self.phi):
+            object.__setattr__(self, "phi", place_of(self.phi))
         super().__post_init__()
         require_fit(self.family, self.lam, self.name)
+        if (self.phi is not None) != (self.strategy == "own"):
+            raise UsageError('pfedbred.phi and strategy = "own" go together: give both, or neither')
+        if self.phi is not None and not is_place(self.phi):
+            raise UsageError(f'pfedbred.phi must be a function or read "package.module:function", not '
+                             f"{self.phi!r}")
 
     def local_step(self) -> LocalStep:
         return LocalStep("a", strongest(self.lam))
@@ -116,7 +127,8 @@ class pFedBreD(PriorMethod):
 
     @property
     def _means(self) -> Strategy:
-        return strategy(self.strategy, self.family, self.eta, self.eta_a, self.eta_inner)
+        made = strategy(self.strategy, self.family, self.eta, self.eta_a, self.eta_inner)
+        return made._replace(phi=potential(self.phi)) if isinstance(self.phi, str) else made
 
     def batches_per_step(self) -> int:
         return 2 if self._means.moves else 1
@@ -151,7 +163,7 @@ class pFedBreD(PriorMethod):
                 gap = family.hessian_g_star(mean.mu, gap)
             step = self.a_m * lam * gap
             if self.order == "exact":
-                step = means.pulled_back(f, mean, step)
+                step = means.pulled_back(f, mean, step, carry.theta.theta, state.memory)
             # the statistics of w are those of the theta that has seen the data
             w_i = received.kept(family.project(mean.w - step), theta.theta)
             return Carry(Model(w_i, theta.stats), theta, theta, mean.mu)

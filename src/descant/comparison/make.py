@@ -35,7 +35,8 @@ from descant.experiment.config import Experiment, differences, parse_algorithm
 
 PATIENCE = 5  # evaluations without improvement, after which a method has converged
 # what may change in a directory: the results are the same, or more is measured
-MAY_CHANGE = ("train.seed", "train.backend", "train.chunk", "train.workers", "eval.metrics")
+MAY_CHANGE = ("train.seed", "train.backend", "train.chunk", "train.workers", "eval.metrics",
+              "eval.diagnostics")
 
 
 def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorithms: Listed | None = None,

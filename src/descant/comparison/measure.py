@@ -29,6 +29,7 @@ from descant.core.units import times
 from descant.engine.backends.base import InProcess
 from descant.engine.backends.choose import fitted_chunk
 from descant.engine.divergence import Levels
+from descant.engine.evaluation import all_test_rows
 from descant.engine.personal import STATES_AT_ONCE, Snapshot, personal_models
 from descant.engine.work import CPU
 from descant.errors import UsageError
@@ -183,6 +184,8 @@ def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale,
     federation, task = run.setup.federation, run.setup.task
     shared = run.setup.algorithm.global_model(snapshot.server)
     kinds = ("personal",) if shared is None else ("personal", "global")
+    every = all_test_rows(federation) if run.setup.eval.rows == "all" else None
+    everywhere = np.full((len(clients) + 1, len(scale.names)), np.nan)
     pools: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {kind: [] for kind in kinds}
     pooled_rows, kept = dict.fromkeys(kinds, 0), slice(None) if scale.looks_at_outputs else slice(0)
     values = {kind: np.full((len(clients) + 1, len(scale.names)), np.nan) for kind in kinds}
@@ -193,6 +196,8 @@ def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale,
             continue
         x, y = federation.x[rows if task.scores_need_x else rows[:0]], federation.y[rows]
         targets = Batch(inputs(x, task.dtype), y)
+        if every is not None:
+            everywhere[at] = _on_all(run, personal, every, scale, federation.names[clients[at]])
         for kind, model in zip(kinds, (personal, shared), strict=False):
             try:
                 outputs = _outputs(run, kind, model, rows)
@@ -210,10 +215,26 @@ def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale,
     names = np.array([*(federation.names[client] for client in clients), "pooled"])
     for kind in kinds:
         values[kind][-1] = scale.pooled(pools[kind])
+    if every is not None:
+        values["everywhere"], pooled_rows["everywhere"] = everywhere, 0
+    for kind in values:
         sizes = np.append(federation.test.sizes[clients], pooled_rows[kind])
         facts: tuple[Any, ...] = (snapshot.number, kind, np.append(clients, POOLED), names, unseen, sizes)
         yield {name: np.broadcast_to(fact, len(names)) for name, fact in zip(FACTS[1:], facts, strict=True)
                } | dict(zip(scale.names, values[kind].T, strict=True))
+
+
+def _on_all(run: Run, model: Tree, rows: Tensor, scale: _Scale, name: str) -> list[float]:
+    """The figures of a client's own model on the test rows of all clients."""
+    task, federation = run.setup.task, run.setup.federation
+    y = federation.y[rows]
+    try:
+        outputs = _outputs(run, "personal", model, rows)
+        x = inputs(federation.x[rows if task.scores_need_x else rows[:0]], task.dtype)
+        return scale.figures(task.tally(outputs, Batch(x, y)), outputs, y)
+    except Exception as error:
+        scale.failed("models of clients", f"client {name!r}: {_reason(error)}")
+        return [math.nan] * len(scale.names)
 
 
 def _personal(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale) -> Iterator[tuple[int, Tree]]:

@@ -32,6 +32,8 @@ COLUMNS = {  # of results.csv, with what they are for people; a figure is compar
     "global": "the model for all, mean over the clients",
     "global_last": "the model for all after the last round, mean over the clients",
     "global_pooled": "the model for all, all test rows together",
+    "everywhere": "the clients' own models on all clients' test rows (eval.rows), mean over the clients",
+    "everywhere_last": "the same after the last round",
 }
 FIELDS = ("source", "metric", "column", "percent", "figures", "claims", "repetitions", "needs")
 NEEDS = {  # what an item takes that a plain machine does not have

@@ -64,7 +64,7 @@ def row_of(found: Sequence[FinishedRun], metric: str, plan: Plan, alone: Sequenc
 def _figures(run: FinishedRun, names: Sequence[str] | Mapping[str, None], metric: str, lower: bool
              ) -> Iterator[tuple[str, str, float]]:
     """The figures of a run: column, metric and value."""
-    for model in ("personal", "global"):
+    for model in ("personal", "global", "everywhere"):
         for name in names:
             of = model if name == metric else f"{model}_{name}"
             for which, suffix in (("best", ""), ("last", "_last")):

@@ -61,14 +61,15 @@ def marked(value: Any, permit: Permit) -> Any:
 
 def named_in(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The places that the sections of an experiment name, each with its field: in [model] by its name, in
-    [algorithm] and [[algorithms]] anywhere, in [eval] among the metrics."""
+    [algorithm] and [[algorithms]] anywhere, in [eval] among the metrics and the diagnostics."""
     model, scores = tables.get("model"), tables.get("eval")
     if isinstance(model, Mapping):
         yield from _places(model.get("name"), "model.name")
     for section in ("algorithm", "algorithms"):
         yield from _places(tables.get(section), section)
     if isinstance(scores, Mapping):
-        yield from _places(scores.get("metrics"), "eval.metrics")
+        for name in ("metrics", "diagnostics"):
+            yield from _places(scores.get(name), f"eval.{name}")
 
 
 def _places(value: Any, field: str) -> Iterator[tuple[str, str]]:

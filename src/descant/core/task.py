@@ -134,9 +134,9 @@ class Task(ABC):
     def move_to(self, device: torch.device) -> None:  # noqa: B027 - most tasks have nothing to move
         """Move constants, such as frozen parameters."""
 
-    def loss(self, model: Model, batch: Batch) -> Tensor:
+    def loss(self, model: Model, batch: Batch, *, train: bool = False) -> Tensor:
         """The mean loss over a batch."""
-        return _mean(self.losses(model, batch)[0], batch)
+        return _mean(self.losses(model, batch, train=train)[0], batch)
 
     @property
     def feature_width(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -12,13 +12,15 @@ from torch.func import vmap
 from descant.core.federation import Federation
 from descant.core.metric import AUROC
 from descant.core.random import stream
-from descant.core.tree import map_tree, nbytes
+from descant.core.task import Batch, inputs
+from descant.core.tree import map_tree, nbytes, take
 from descant.core.vector import Model
 from descant.engine.backends.base import Backend
 from descant.engine.personal import STATES_AT_ONCE, personal_models
 from descant.engine.rounds import Training
 from descant.engine.settings import Eval
 from descant.engine.work import Scores
+from descant.errors import UsageError
 from descant.theory.truth import identified, total_error, true_models
 
 
@@ -50,6 +52,7 @@ class Evaluation(NamedTuple):
     pooled: Tensor | None  # of the global model on all test rows; without the AUROC
     failed: dict[int, str]  # client -> why it could not be scored
     diverged: Divergence
+    everywhere: Tensor | None = None  # [n, metrics] personal models on the test rows of all clients
 
 
 def evaluated_clients(population: int, settings: Eval, seed: int) -> np.ndarray:
@@ -59,7 +62,8 @@ def evaluated_clients(population: int, settings: Eval, seed: int) -> np.ndarray:
     return np.sort(stream(seed, "evaluated").choice(population, settings.clients, replace=False))
 
 
-def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evaluation:
+def evaluate(training: Training, backend: Backend, clients: np.ndarray, on: Literal["own", "all"] = "own"
+             ) -> Evaluation:
     """Score the present state."""
     work = training.work
     names = (*work.task.metric_names, *([AUROC] if work.ranks else []))
@@ -92,7 +96,36 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray) -> Evalu
     diverged = Divergence(*(scored & training.levels.diverged(getattr(personal, split), split, clients)
                           for split in ("validation", "test")))
     return Evaluation(training.number, clients, ~training.store.took_part(clients), names,
-                      work.task.lower_is_better, personal, shared, pooled, failed, diverged)
+                      work.task.lower_is_better, personal, shared, pooled, failed, diverged,
+                      _everywhere(training, backend, clients) if on == "all" else None)
+
+
+def all_test_rows(federation: Federation) -> Tensor:
+    """The test rows of all clients of the population, by their numbers."""
+    if federation.is_remote:
+        raise UsageError('eval.rows = "all" scores models on the rows of other clients, and these are on '
+                         "machines of their own: leave it out")
+    parts = [federation.test[client] for client in range(federation.population)]
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts]))
+
+
+def _everywhere(training: Training, backend: Backend, clients: np.ndarray) -> Tensor:
+    """The figures of each client's own model on the test rows of all; NaN where there is no model."""
+    work = training.work
+    task, federation = work.task, work.federation
+    rows = all_test_rows(federation)
+    found = torch.full((len(clients), len(task.metric_names)), torch.nan, dtype=task.dtype)
+    for at, outcome in personal_models(backend, training.snapshot, clients, 64):
+        for k, position in enumerate(at[outcome.done].tolist()):
+            model, tally = take(outcome.values, k), None
+            for part in rows.split(task.rows_at_once):
+                batch = Batch(inputs(federation.x[part], task.dtype), federation.y[part])
+                with torch.no_grad():
+                    seen = task.tally(work.algorithm.predict(task, model, batch.x), batch)
+                tally = seen if tally is None else tally + seen
+            if tally is not None:
+                found[position] = task.figures(tally)
+    return found
 
 
 def _global_error(training: Training, model: Model) -> Tensor:
@@ -135,6 +168,10 @@ def summarise(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
         "failed": len(evaluation.failed),  # could not be scored
         "diverged": int(np.any(evaluation.diverged, axis=0).sum()),  # see engine/divergence.py
         "without_val": int((n_of["validation"] == 0).sum())}}
+    if evaluation.everywhere is not None:
+        summary["everywhere"] = {
+            name: float(np.nanmean(column)) if np.isfinite(column).any() else None for name, column in zip(
+                evaluation.metrics, evaluation.everywhere.double().numpy().T, strict=False)}
     if evaluation.shared is not None:
         summary["global"] = figures(evaluation.shared)
         if evaluation.pooled is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from descant.core.tree import Tree, leaves, nbytes, take
 from descant.engine.account import Account
 from descant.engine.backends.base import Backend
 from descant.engine.cohort import sampled
+from descant.engine.diagnostics import Observed, diagnosed, named
 from descant.engine.divergence import Levels
 from descant.engine.personal import Snapshot
 from descant.engine.protect import account_of
@@ -41,6 +43,7 @@ class RoundReport(NamedTuple):
     info: dict[str, Any]  # the method's report
     note: str | None  # about lost workers, or clients that were run one by one
     clipped: float | None = None  # share of the rows, or clients, that privacy shortened
+    diagnostics: Mapping[str, Any] = MappingProxyType({})  # the figures that [eval] asks for
 
 
 class NobodyLeft(DescantError):
@@ -57,9 +60,10 @@ class ServerWeights(NamedTuple):
 class Training:
     """The state of a run, and how a round changes it."""
 
-    def __init__(self, work: Work, train: Train) -> None:
+    def __init__(self, work: Work, train: Train, diagnostics: Sequence[str] | None = None) -> None:
         self.work = work
         self.train = train
+        self._diagnostics = named(diagnostics)
         self.number = 0
         self.averaged: ServerWeights | None = None  # in the last round, where weights depend on the uploads
         self.watch = Stopwatch()
@@ -155,13 +159,15 @@ class Training:
         if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
             raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
                                f"all uploads were: the training diverges; {remedy(self.work)}")
+        figures = diagnosed(self._diagnostics, Observed(method, self.server, message, uploads, server,
+                                                        self.round_of(accepted[counted])))
         self.server = server
         self.store.stage(accepted, taken.state, ASKED if self.is_opening else self.number)
         sent = int(np.isin(trained[done], cohort).sum())
         return RoundReport(
             self.number, len(trained), rejected, outcome.grad_steps,
             _bytes_down(message, len(trained)), sent * nbytes(take(taken.upload, 0)),
-            float(taken.loss.nanmean()), info, outcome.note, clipped,
+            float(taken.loss.nanmean()), info, outcome.note, clipped, figures,
         )
 
 

@@ -74,6 +74,12 @@ class Eval(Checked):
               "classes are unbalanced, or loss")
     metrics: tuple[str, ...] | None = hyper(
         None, 'your own figures of a finished run: "package.module:function", of (outputs, y)')
+    rows: Literal["own", "all"] = hyper(
+        "own", "the test rows that clients' own models are scored on: their own; or besides those of all "
+               "clients (`everywhere` in the metrics)")
+    diagnostics: tuple[str, ...] | None = hyper(
+        None, 'figures of each round by name: coherence, drift, spread; or "package.module:function", of '
+              "what the server sees (descant.engine.diagnostics)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

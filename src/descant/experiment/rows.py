@@ -29,6 +29,8 @@ def row_of(training: Training, report: RoundReport, seconds: float, evaluations:
         row["rejections"] = {federation.names[client]: why for client, why in report.rejected.items()}
     if report.info:
         row["info"] = {key: value for key, value in report.info.items() if key != "note"}
+    if report.diagnostics:
+        row["diagnostics"] = dict(report.diagnostics)
     note = report.info.get("note") if report.note is None else report.note
     if note is not None:
         row["note"] = note

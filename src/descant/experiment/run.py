@@ -174,7 +174,8 @@ class Run:
             evaluations: list[Evaluation] = []
             if settings.due(report.number, train.rounds):
                 with self.stopwatch("evaluate"):
-                    evaluations = [evaluate(self._training, backend, group) for group in groups]
+                    evaluations = [evaluate(self._training, backend, group, settings.rows)
+                                   for group in groups]
             row = row_of(self._training, report, played - start, evaluations,
                          time.perf_counter() - played, self.history)
             with uninterrupted(), self._writing(), self.stopwatch("checkpoint"):
@@ -217,7 +218,7 @@ def start(setup: Setup, out: Path | None = None, observer: Observer | None = Non
         layout.require_free(out)
     why, setup = setup.deciding.why, setup.decided()
     with one_thread():
-        training = Training(setup.work(), setup.train)
+        training = setup.training()
         backend, setup, measured = _with_backend(setup, training)
         with closing(backend), nullcontext() if out is None else layout.created(out, setup.tables()):
             run = Run(setup, training, out)
@@ -246,7 +247,7 @@ def resume(out: Path, setup: Setup | None = None, rounds: int | None = None, obs
                          f"{setup.train.patience} evaluations: to go on, take patience out of its "
                          "config.toml")
     with one_thread():
-        training = Training(setup.work(), setup.train)
+        training = setup.training()
         _begun(out, setup, training)  # errors come before anything is measured
         # workers are made before the lock is taken, lest they inherit it and outlive us
         backend, settled, measured = _with_backend(setup, training)
@@ -259,7 +260,7 @@ def lead(setup: Setup, out: Path, backend: Callable[[Run], Backend], observer: O
     """A run whose clients are on remote machines, which `backend` reaches: new, or resumed."""
     setup = setup.decided()
     with one_thread():
-        training = Training(setup.work(), setup.train)
+        training = setup.training()
         is_new = not (out / "config.toml").exists()
         with layout.created(out, setup.tables()) if is_new else locked(out):
             run = Run(setup, training, out) if is_new else _continued(
@@ -283,7 +284,7 @@ def load(out: Path, setup: Setup | None = None, allow: Allowed = ()) -> Run:
     """A run's models and figures as they are on disk, read only; `setup` and `allow` as in `resume`."""
     setup = _as_decided(out, setup or Setup.of(layout.experiment(out, allow)))
     with locked(out, shared=True):
-        training = Training(setup.work(), setup.train)
+        training = setup.training()
         if not _begun(out, setup, training):
             raise DescantError(f"{out} has no checkpoint yet: run `{layout.resume_command(out)}` first")
         run = Run(setup, training, out, read_only=True)

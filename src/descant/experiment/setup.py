@@ -18,6 +18,7 @@ from descant.core.privacy.settings import Privacy
 from descant.core.task import Task
 from descant.engine.evaluation import evaluated_clients
 from descant.engine.protect import protected, settled
+from descant.engine.rounds import Training
 from descant.engine.selection import DecidingMetric, deciding, usual
 from descant.engine.settings import Eval, Train
 from descant.engine.work import Work
@@ -54,6 +55,12 @@ class Setup:
                     self.eval.metric == AUROC)
         return work if self.privacy is None else protected(work, self.train, self.privacy)
 
+    def training(self) -> Training:
+        if self.privacy is not None and self.eval.diagnostics:
+            raise UsageError("eval.diagnostics are figures of the uploads that [privacy] does not account "
+                             "for: leave one of them out")
+        return Training(self.work(), self.train, self.eval.diagnostics)
+
     @cached_property
     def deciding(self) -> DecidingMetric:
         """The metric by which the best round is selected."""
@@ -87,7 +94,8 @@ class Setup:
         since older runs do not name it."""
         tables = self.tables()
         tables["algorithm"]["name"] = self.algorithm.name  # a class may move to another module
-        tables["eval"].pop("metrics", None)
+        for name in ("metrics", "diagnostics", *(["rows"] if self.eval.rows == "own" else [])):
+            tables["eval"].pop(name, None)
         if self.deciding.name == usual(self.task):
             tables["eval"].pop("metric", None)
         if self.train.sampling == "uniform":  # older runs do not name it either

@@ -1,19 +1,27 @@
 """Means of priors that a client makes itself: from the server's model, its loss and its memory (pFedBreD).
 
-A strategy is a value with the mean mu(w) and its vector-Jacobian product.
+A strategy is a value with the mean mu(w) and its vector-Jacobian product. A Phi of one's own (Eq. 11) is a
+function, of which autograd makes both.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from types import FunctionType
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
+from descant.core import meter
+from descant.core.import_object import imported, is_place, require
 from descant.core.task import Batch, Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
+from descant.errors import UsageError
 from descant.priors.belief import Average
 from descant.priors.bregman import Family
 from descant.priors.precision import Pooled
@@ -34,6 +42,12 @@ class Loss(NamedTuple):
         batch = self.batches[0 if k == 0 else -1].redrawn(self.drawn + k)
         return decayed(self.task.grad(Model(x, self.stats), batch).theta, x, self.weight_decay)
 
+    def value(self, x: Tensor) -> Tensor:
+        """f_i(x) on the first batch."""
+        batch = self.batches[0].redrawn(self.drawn)
+        decay = 0.5 * self.weight_decay * x.square().sum()
+        return self.task.loss(Model(x, self.stats), batch, train=True) + decay
+
     def hessian(self, x: Tensor, k: int, v: Tensor) -> Tensor:
         """The Hessian that belongs to the k-th gradient, times v."""
         batch = self.batches[0 if k == 0 else -1].redrawn(self.drawn + k)
@@ -50,8 +64,13 @@ class Mean(NamedTuple):
     inner_kept: Tensor  # bool [d] ... the coordinates of that which were in the domain
 
 
+# Phi(f, w, theta, memory): f is the loss on the batch of the local round, a function of a vector like w
+Potential: TypeAlias = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor], Tensor]
+
+
 class Strategy(NamedTuple):
-    """mu(w) = w - eta_a grad f(x) - eta (memory - theta), projected to the family's domain."""
+    """mu(w) = w - eta_a grad f(x) - eta (memory - theta), or w - eta grad Phi(w), projected to the family's
+    domain."""
 
     family: Family
     eta: float
@@ -60,6 +79,7 @@ class Strategy(NamedTuple):
     gradient: Literal["none", "plain", "nested"] = "none"  # x = w, or x = w - eta_inner grad f(w)
     remembers: bool = False  # whether it has the term of the memory
     moves: bool = False  # w itself makes the step on the loss, and mu has the derivative I in the new w
+    phi: Potential | None = None  # in place of the other terms
 
     def mean(self, f: Loss, w: Tensor, theta: Tensor, memory: Tree) -> Mean:
         inner, inner_kept, mu = w, torch.ones_like(w, dtype=torch.bool), w
@@ -71,14 +91,28 @@ class Strategy(NamedTuple):
             mu = mu - self.eta_a * f.grad(inner, int(self.gradient == "nested"))
         if self.moves:
             w = mu = self.family.project(mu)
-        if self.remembers:
+        if self.phi is not None:
+            mu = mu - self.eta * self._slope(f, w, theta, memory)
+        elif self.remembers:
             mu = mu - self.eta * (memory - theta)
         mean = self.family.project(mu)
         return Mean(w, mean, mean == mu, inner, inner_kept)
 
-    def pulled_back(self, f: Loss, mean: Mean, v: Tensor) -> Tensor:
-        """Dmu(w)' v. The memory is a constant."""
+    def _slope(self, f: Loss, w: Tensor, theta: Tensor, memory: Tree) -> Tensor:
+        """grad Phi(w); it counts as one gradient."""
+        assert self.phi is not None
+        phi = self.phi
+        if (opened := meter.current()) is not None:
+            opened.grad_steps += opened.clients
+        slope: Tensor = grad(lambda at: phi(f.value, at, theta, memory))(w)
+        return slope
+
+    def pulled_back(self, f: Loss, mean: Mean, v: Tensor, theta: Tensor, memory: Tree) -> Tensor:
+        """Dmu(w)' v. theta and the memory are constants."""
         v = torch.where(mean.kept, v, 0.0)
+        if self.phi is not None:
+            bent: Tensor = grad(lambda at: self._slope(f, at, theta, memory) @ v)(mean.w)
+            return v - self.eta * bent
         if self.gradient == "none" or self.moves:
             return v
         if self.gradient == "plain":
@@ -93,7 +127,33 @@ def strategy(name: str, family: Family, eta: float, eta_a: float, eta_inner: flo
     return {"identity": make, "lg": make._replace(gradient="plain"), "meg": make._replace(remembers=True),
             "mh": make._replace(gradient="plain", remembers=True),
             "mh_nested": make._replace(gradient="nested", remembers=True),
-            "mh_code": make._replace(gradient="nested", remembers=True, moves=True)}[name]
+            "mh_code": make._replace(gradient="nested", remembers=True, moves=True),
+            "own": make._replace(remembers=True)}[name]
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """A function of a module by its place."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    place = f"{getattr(function, '__module__', None)}:{name}"
+    if not is_place(place):
+        raise UsageError(f"phi must be a function of a module (def phi(f, w, theta, memory): ...), not "
+                         f"{name!r}: worker processes and a resumed run look it up by its name")
+    return place
+
+
+def potential(place: str) -> Potential:
+    """The function of a place."""
+    require(place, "phi")  # each time: two files may name it, and only one may have been trusted
+    return _imported(place)
+
+
+@functools.cache
+def _imported(place: str) -> Potential:
+    function: Potential = imported(place, "phi")
+    if not isinstance(function, FunctionType):
+        raise UsageError(f"phi {place}: it must be a function (f, w, theta, memory) -> number, not an object "
+                         f"of type {type(function).__name__}")
+    return function
 
 
 @dataclass(frozen=True)
