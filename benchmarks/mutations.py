@@ -315,4 +315,13 @@ MUTATIONS: tuple[Mutation, ...] = (
              "running statistics move by 1 - momentum"),
     Mutation("models/quadratic.py", "(batch.x + batch.x.mT) / 2", "batch.x", ("tests/models/test_models.py",),
              "a matrix is taken for a symmetric one"),
+    Mutation("priors/personal_mean.py", "return v - self.eta * bent", "return v", ("tests/algorithms/test_pfedbred_phi.py",),
+             "a Phi of one's own has no second derivative"),
+    Mutation("engine/evaluation.py", "tally = seen if tally is None else tally + seen", "tally = seen",
+             ("tests/engine/test_diagnostics.py",), "only the last block of everybody's rows counts"),
+    Mutation("comparison/reproduce/claims.py", '"appears" if pair.mean > 0 else "reversed")\n    return Claim(says, f"{words[0]}',
+             '"appears" if pair.mean < 0 else "reversed")\n    return Claim(says, f"{words[0]}',
+             ("tests/comparison/test_reproduce.py",), "what is reversed is said to appear"),
+    Mutation("comparison/reproduce/times.py", "ratio = pace() / known[\"pace\"]", "ratio = 1.0",
+             ("tests/comparison/test_reproduce.py",), "times are those of another machine"),
 )
