@@ -118,7 +118,7 @@ class PrivateTask(Task):
     def losses(self, model: Model, batch: Batch, *, train: bool = False) -> NoReturn:
         raise NotPrivate("the losses of its rows")
 
-    def loss(self, model: Model, batch: Batch) -> NoReturn:
+    def loss(self, model: Model, batch: Batch, *, train: bool = False) -> NoReturn:
         raise NotPrivate("the losses of its rows")
 
     def hessian(self, model: Model, batch: Batch, v: Tensor) -> NoReturn:
