@@ -51,6 +51,7 @@ def run(
     federation: Federation,
     model: str | NetworkSpec | TaskSpec | nn.Module | Task = "mclr",
     loss: LossName | Loss | None = None,
+    class_weights: Sequence[float] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     eval: Mapping[str, Any] | None = None,
@@ -70,8 +71,8 @@ def run(
     `observer` (`descant.experiment.observe.Observer`), or several, take its place; `descant.TensorBoard()`,
     `descant.MLflow()` and `descant.WandB()` are beside it. `on_round(run, row)` is called after
     every round and `on_evaluate(run, row)` after every evaluated one, with its line of metrics; `run.stop()`
-    in them ends the run. `initial` is a `state_dict` with which a network starts in place of its own
-    parameters.
+    in them ends the run. `class_weights` say what the rows of each class count in training. `initial` is a
+    `state_dict` with which a network starts in place of its own parameters.
     """
     place = None if out is None else _where(out)
     if not isinstance(federation, Federation):
@@ -87,12 +88,13 @@ def run(
         raise UsageError(f'eval must hold the fields of [eval], such as {{"every": 5}}, not {eval!r}')
     settings = fields.parse(Train, train, "train")
     federation = federation.to(settings.torch_dtype)
+    weights = ModelSpec(class_weights=class_weights).class_weights  # type: ignore[arg-type]
     task = make_task(model, federation, loss=loss, dtype=settings.torch_dtype, seed=settings.seed,
-                     initial=initial)
+                     initial=initial, class_weights=weights)
     if task.dtype != settings.torch_dtype:
         raise UsageError(f"the task is in {task.dtype}, but train.dtype is {settings.dtype}: "
                          "make them the same")
-    section = _section(model, loss)
+    section = _section(model, loss, weights)
     # the [data] and [model] sections, if everything came from the registries
     own = section is None or initial is not None or callable(loss)
     origin = None if federation.origin is None or own else {
@@ -125,12 +127,12 @@ def _watching(observer: Watchers, progress: bool | None, on_round: Callback | No
         yield Together([Silent(), *given, calling])
 
 
-def _section(model: Any, loss: Any) -> dict[str, Any] | None:
+def _section(model: Any, loss: Any, weights: tuple[float, ...] | None) -> dict[str, Any] | None:
     """The [model] section, if the network has a name; without a user's own loss."""
     spec = named(model) if isinstance(model, str) else model
     if not isinstance(spec, NetworkSpec | TaskSpec):
         return None
-    return ModelSpec(spec, None if callable(loss) else loss).dump()
+    return ModelSpec(spec, None if callable(loss) else loss, weights).dump()
 
 
 def resume(out: str | Path, *, rounds: int | None = None, observer: Watchers = None,

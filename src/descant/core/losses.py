@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -76,6 +76,27 @@ SLOPED: dict[str, Callable[[Tensor, Tensor], LossSlopes]] = {  # of several clie
     "binary_cross_entropy": _sloped_binary_cross_entropy,
     "mse": _sloped_mse,
 }
+
+
+class Weighted:
+    """A named loss of classes in which the rows of a class count as often as its weight says; with the mean
+    over the rows, not over the weights, as torch has it with `reduction="none"`."""
+
+    def __init__(self, name: LossName, weights: Sequence[float]) -> None:
+        self._name, self._weights = name, torch.tensor(weights, dtype=torch.float64)
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        losses = LOSSES[self._name](outputs, y)
+        return losses * self._of(y, losses)
+
+    def sloped(self, outputs: Tensor, y: Tensor) -> LossSlopes:
+        losses, slopes = SLOPED[self._name](outputs, y)
+        weights = self._of(y, losses)
+        of_outputs = weights.reshape(*y.shape, *[1] * (slopes.dim() - y.dim()))
+        return LossSlopes(losses * weights, slopes * of_outputs)
+
+    def _of(self, y: Tensor, losses: Tensor) -> Tensor:
+        return self._weights.to(losses)[y.long()]
 
 
 def default_loss(classes: int | None) -> LossName:

@@ -74,6 +74,7 @@ class Task(ABC):
     lower_is_better: frozenset[str] = LOWER  # of the metrics; the others: higher
     classes: int | None = None  # of the targets
     draws: bool = False  # whether training needs random numbers (Dropout)
+    heaviest: float = 1.0  # the largest weight of a row's loss in training
     rows_at_once: int = 128  # of a split that is predicted: small enough for the cache
     scores_need_x: bool = False  # whether `tally` looks at the samples, not only at outputs and targets
     dim: int

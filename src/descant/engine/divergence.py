@@ -72,6 +72,7 @@ class Levels:
         """Whether the mean training loss of a round has; `first` is that of the first round."""
         if math.isnan(loss):  # nothing was measured
             return False
+        loss, first = loss / self._task.heaviest, first / self._task.heaviest
         constant = float(self._constant("train")[0][: self._federation.population].mean())
         if loss <= SOARING * constant:
             return False

@@ -20,7 +20,7 @@ from descant.data.spec import anchored
 from descant.engine.settings import Eval, Train
 from descant.errors import UsageError, unknown
 from descant.experiment import methods
-from descant.models import MODELS, ModelSpec
+from descant.models import MODELS, OF_ANY_MODEL, ModelSpec
 from descant.priors.solve import SOLVERS
 
 SECTIONS = ("data", "model", "algorithm", "train", "eval", "privacy")
@@ -169,7 +169,7 @@ def override(tables: Mapping[str, Any], settings: Iterable[str] | Mapping[str, A
             raise UsageError(f"--set {setting!r}: {error}") from None
         before = table.get(last)
         if path == "model.name" and value != before:
-            table = changed["model"] = {k: v for k, v in table.items() if k == "loss"}  # of any model
+            table = changed["model"] = {k: v for k, v in table.items() if k in OF_ANY_MODEL}
         elif path == "algorithm.name" and str(before) not in (*ALGORITHMS, str(None)) and value != before:
             table = changed["algorithm"] = {k: v for k, v in table.items() if k == "label"}
         elif (old := CHOICES.get(path, {}).get(str(before))) is not None and value != before:

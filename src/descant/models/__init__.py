@@ -6,7 +6,7 @@ A new network is a module with a `NetworkSpec`, and one line in `MODELS`. Import
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,13 +45,16 @@ __all__ = [
 ]
 
 
+OF_ANY_MODEL = ("name", "loss", "class_weights")  # the fields of [model] that are no model's own
+
+
 def named(name: object, own: Mapping[str, Any] | None = None, where: str = "model") -> NetworkSpec | TaskSpec:
     """The model of this name with its own fields: an entry of `MODELS`, or "package.module:function"."""
     if isinstance(name, str) and name in MODELS:
         known = [field.name for field in fields.describe(MODELS[name])]
         for key in own or {}:
             if key not in known:
-                raise unknown(f"{where} field", key, ["name", "loss", *known])
+                raise unknown(f"{where} field", key, [*OF_ANY_MODEL, *known])
         spec: NetworkSpec | TaskSpec = fields.parse(MODELS[name], own or {}, where)
         return spec
     if isinstance(name, str) and (":" in name or "." in name):
@@ -67,23 +70,27 @@ class ModelSpec(fields.Checked):
 
     model: NetworkSpec | TaskSpec = hyper(MCLR(), "which model")
     loss: LossName | None = hyper(None, "absent: cross_entropy for classes, mse for real targets")
+    class_weights: tuple[float, ...] | None = hyper(
+        None, "what the rows of each class count in training; absent: all alike", gt=0)
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], where: str = "model", allow: Allowed = ()) -> ModelSpec:
         """The spec of a flat table: `name`, `loss`, and the model's own fields. Code that the table names
         must be in `allow`."""
-        own = {k: v for k, v in table.items() if k not in ("name", "loss")}
+        own = {k: v for k, v in table.items() if k not in OF_ANY_MODEL}
         name = marked(table.get("name", MCLR.name), opened(allow))
-        return cls(named(name, own, where), loss=table.get("loss"))
+        return cls(named(name, own, where), table.get("loss"), table.get("class_weights"))
 
     def dump(self) -> dict[str, Any]:
         """The table that `parse` makes this spec of."""
         model = self.model
         table: dict[str, Any] = model.dump() if isinstance(model, OwnModel) else fields.dump(model)
-        return table if self.loss is None else table | {"loss": self.loss}
+        given = {"loss": self.loss, "class_weights": fields.dump(self.class_weights)}
+        return table | {key: value for key, value in given.items() if value is not None}
 
     def task(self, federation: Federation, dtype: torch.dtype, seed: int) -> Task:
-        return make_task(self.model, federation, loss=self.loss, dtype=dtype, seed=seed)
+        return make_task(self.model, federation, loss=self.loss, dtype=dtype, seed=seed,
+                         class_weights=self.class_weights)
 
 
 def make_task(
@@ -94,14 +101,17 @@ def make_task(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     initial: Mapping[str, Tensor] | None = None,
+    class_weights: Sequence[float] | None = None,
 ) -> Task:
     """The task of a model on a federation. A named network is initialised from the seed; `initial` is a
-    `state_dict` to start with instead."""
+    `state_dict` to start with instead. `class_weights` as in `ModuleTask`."""
     if isinstance(model, str):
         model = named(model)
     if isinstance(model, Task | TaskSpec):
         if loss is not None:
             raise UsageError("this model has a loss of its own: leave `loss` out")
+        if class_weights is not None:
+            raise UsageError("class_weights is for networks: this model has a loss of its own")
         if initial is not None:
             raise UsageError("`initial` is for networks: a Task says by its `init` what training starts with")
         if isinstance(model, ModuleTask):
@@ -125,7 +135,8 @@ def make_task(
     if initial is not None:
         model = _started(model, initial)
     loss = loss or default_loss(federation.classes)
-    return ModuleTask(model, loss, classes=federation.classes, dtype=dtype).fitted(federation, ours=ours)
+    return ModuleTask(model, loss, classes=federation.classes, dtype=dtype, class_weights=class_weights
+                      ).fitted(federation, ours=ours)
 
 
 def _require_trainable(module: nn.Module) -> None:

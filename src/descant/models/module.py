@@ -6,6 +6,7 @@ import copy
 import hashlib
 import re
 import warnings
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +22,7 @@ from descant.core.kernels.chunk import ChunkGradients, as_rows
 from descant.core.kernels.lift import over_clients
 from descant.core.kernels.pure import Pure, SideEffects, copied
 from descant.core.kernels.trial import REAL, ROWS, samples, try_module
-from descant.core.losses import LOSSES, SLOPED, Loss, LossName
+from descant.core.losses import LOSSES, SLOPED, Loss, LossName, Weighted
 from descant.core.metric import CLASSIFICATION, REGRESSION
 from descant.core.task import Batch, Gradient, Pull, Task, inputs
 from descant.core.tree import stack, take
@@ -35,14 +36,14 @@ class ModuleTask(Task):
     """The task of an `nn.Module` with a loss on its outputs.
 
     The module is copied; its present parameters are the initial model. `loss` is a name or a callable
-    that gives one loss per sample (as torch losses do with `reduction="none"`). Every experiment works with
-    the task `fitted` to its data.
+    that gives one loss per sample (as torch losses do with `reduction="none"`). With `class_weights`, rows
+    count in training by their classes. Every experiment works with the task `fitted` to its data.
     """
 
     layout: Layout
 
     def __init__(self, module: nn.Module, loss: LossName | Loss, *, classes: int | None = None,
-                 dtype: torch.dtype = torch.float32) -> None:
+                 dtype: torch.dtype = torch.float32, class_weights: Sequence[float] | None = None) -> None:
         self.dtype = dtype
         self.loss_name = loss if isinstance(loss, str) else getattr(loss, "__name__", "custom")
         self.classes = classes
@@ -52,6 +53,11 @@ class ModuleTask(Task):
             self.classes = 2  # targets 0 and 1 as real numbers
         self._loss = LOSSES[loss] if isinstance(loss, str) else loss
         self._sloped = SLOPED[loss] if isinstance(loss, str) else None
+        self.class_weights = class_weights
+        self._trained: Loss = self._loss  # of training; what is reported is the loss of the data
+        if class_weights is not None:
+            weighted = Weighted(_of_classes(loss, self.classes, class_weights), class_weights)
+            self._trained, self._sloped, self.heaviest = weighted, weighted.sloped, max(class_weights)
         kind = CLASSIFICATION if self.classes is not None else REGRESSION if loss == "mse" else ()
         self.metric_names = ("loss", *kind)
         self._module = copied(module)
@@ -82,6 +88,8 @@ class ModuleTask(Task):
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.loss_name} {self._module}".encode())
+        if self.class_weights is not None:
+            digest.update(repr(tuple(map(float, self.class_weights))).encode())
         for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
             digest.update(name.encode())
             digest.update(tensor.detach().contiguous().numpy().data)
@@ -97,7 +105,7 @@ class ModuleTask(Task):
         if not train:
             return self._loss(self.predict(model, batch.x), batch.y), model.stats
         outputs, stats = self._train(model, batch.x, batch.weight, batch.key)
-        return self._loss(outputs, batch.y), stats
+        return self._trained(outputs, batch.y), stats
 
     def _gradient(self, model: Model, batch: Batch) -> Gradient:
         if self.chunk_gradients is not None:
@@ -271,7 +279,7 @@ class ModuleTask(Task):
             raise UsageError(f"the model gives outputs of shape {tuple(outputs.shape[1:])} for data with "
                              f"{self.classes} classes: it must give {self.classes} outputs")
         try:
-            losses = self._loss(outputs, y)
+            losses = self._trained(outputs, y)
         except Exception as error:
             raise UsageError(f"the loss {self.loss_name} does not fit outputs of shape "
                              f"{tuple(outputs.shape)} and targets of shape {tuple(y.shape)}: "
@@ -323,6 +331,18 @@ class ModuleTask(Task):
                            for a, b in zip(take(together, k), each, strict=True)):
                     return "the model comes to other results where torch's vmap runs it for several clients"
         return None
+
+
+def _of_classes(loss: Any, classes: int | None, weights: Sequence[float]) -> LossName:
+    """The loss, if its rows can be weighted in this way."""
+    if loss not in ("cross_entropy", "binary_cross_entropy"):
+        raise UsageError("model.class_weights is for the losses cross_entropy and binary_cross_entropy, not "
+                         f"for {loss!r}: a loss of your own can weight its rows itself")
+    if len(weights) != classes:
+        raise UsageError(f"model.class_weights has {len(weights)} weights for {classes} classes: give each "
+                         "its own, in the order of their numbers")
+    named: LossName = loss
+    return named
 
 
 def _of_vmap(error: Exception) -> str:
