@@ -86,7 +86,8 @@ def run(
                          f"not {algorithm!r}")
     if eval is not None and not isinstance(eval, Mapping):
         raise UsageError(f'eval must hold the fields of [eval], such as {{"every": 5}}, not {eval!r}')
-    settings = fields.parse(Train, train, "train")
+    settings = fields.parse(Train, {name: os.fspath(value) if isinstance(value, os.PathLike) else value
+                                    for name, value in train.items()}, "train")
     federation = federation.to(settings.torch_dtype)
     weights = ModelSpec(class_weights=class_weights).class_weights  # type: ignore[arg-type]
     task = make_task(model, federation, loss=loss, dtype=settings.torch_dtype, seed=settings.seed,

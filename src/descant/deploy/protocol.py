@@ -65,6 +65,9 @@ def load_experiment(file: Path, settings: Sequence[str], allow: Sequence[str] = 
     if spec.partition_file is not None:
         raise UsageError("data.partition_file assigns rows to clients, but in a remote federation every "
                          "client has its own: leave it out")
+    if experiment.train.availability is not None:
+        raise UsageError("train.availability is for simulations; here clients come and go by themselves: "
+                         "leave it out, and see --deadline")
     if spec.unseen:
         raise UsageError("data.unseen is for simulations; here every client that joins after the training is "
                          "a newcomer: leave it out, and see --stay")

@@ -328,6 +328,13 @@ def plan_chunk(
     return plan, tensors
 
 
+def steps_in_round(size: int, batch: int | Literal["full"], work: LocalWork, per_step: int, disjoint: bool
+                   ) -> int:
+    """How many steps a client with so many rows takes in a round."""
+    shares = _shares(np.arange(size), per_step if disjoint else 1)
+    return len(_lengths(shares, size if batch == "full" else batch, work, per_step)) // per_step
+
+
 def _drawn(streams: Iterable[np.random.Generator], owned: list[list[np.ndarray]], lengths: list[np.ndarray],
            widths: np.ndarray, is_dense: np.ndarray, in_order: bool, tossed: list[Tossed]
            ) -> tuple[np.ndarray, np.ndarray]:

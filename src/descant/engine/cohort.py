@@ -10,11 +10,12 @@ from descant.core.random import stream
 from descant.engine.settings import Train
 
 
-def sampled(federation: Federation, train: Train, number: int, privacy: Privacy | None = None
-            ) -> tuple[np.ndarray, np.ndarray]:
-    """The cohort of a round, and who trains; both ascending, without those who dropped out. Where clients are
-    protected by coins, a cohort has as many as come up, also none."""
+def sampled(federation: Federation, train: Train, number: int, privacy: Privacy | None = None,
+            there: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The cohort of a round, and who trains; both ascending, without those who dropped out, of those who are
+    `there`. Where clients are protected by coins, a cohort has as many as come up, also none."""
     population, generator = federation.population, stream(train.seed, "cohort", number)
+    there = np.arange(population) if there is None else there
     size = train.cohort_size(population)
     if privacy is not None and privacy.unit == "client" and privacy.sampling == "poisson":
         cohort = np.flatnonzero(generator.random(population) < size / population)
@@ -22,8 +23,10 @@ def sampled(federation: Federation, train: Train, number: int, privacy: Privacy 
             cohort = _thinned(cohort, train.drop, 0, generator)
         return cohort, cohort
     chances = federation.weights if train.sampling == "samples" else None
-    cohort = np.sort(generator.choice(population, size, replace=False, p=chances))
-    everyone = np.arange(population) if train.participation == "all" else cohort
+    if chances is not None and len(there) < population:
+        chances = chances[there] / chances[there].sum()
+    cohort = np.sort(generator.choice(there, min(size, len(there)), replace=False, p=chances))
+    everyone = there if train.participation == "all" else cohort
     others = np.setdiff1d(everyone, cohort, assume_unique=True)
     if train.drop:
         cohort = _thinned(cohort, train.drop, 1, generator)

@@ -17,6 +17,7 @@ from descant.core.algorithm import Message, Round
 from descant.core.stopwatch import Stopwatch
 from descant.core.tree import Tree, leaves, nbytes, take
 from descant.engine.account import Account
+from descant.engine.availability import Trace, read_trace
 from descant.engine.backends.base import Backend
 from descant.engine.cohort import sampled
 from descant.engine.diagnostics import Observed, diagnosed, named
@@ -44,6 +45,8 @@ class RoundReport(NamedTuple):
     note: str | None  # about lost workers, or clients that were run one by one
     clipped: float | None = None  # share of the rows, or clients, that privacy shortened
     diagnostics: Mapping[str, Any] = MappingProxyType({})  # the figures that [eval] asks for
+    away: int | None = None  # clients that could not be reached; None: everyone always can
+    late: int | None = None  # sampled clients that would have missed the deadline; None: there is none
 
 
 class NobodyLeft(DescantError):
@@ -68,6 +71,10 @@ class Training:
         self.averaged: ServerWeights | None = None  # in the last round, where weights depend on the uploads
         self.watch = Stopwatch()
         federation = work.federation
+        self.trace: Trace | None = None
+        if train.availability is not None:
+            self.trace = read_trace(train.availability, federation.names[: federation.population])
+            self.trace.require_somebody(train.rounds, train.availability)
         self._cohort_size = train.cohort_size(federation.population)
         if (work.algorithm.tracking and train.participation == "all"
                 and self._cohort_size < federation.population):
@@ -101,12 +108,29 @@ class Training:
         return Snapshot(self.number, self.server, self.store)
 
     def sample(self) -> tuple[np.ndarray, np.ndarray]:
-        """This round's cohort, and who trains; both ascending, without those who dropped out."""
+        """This round's cohort, and who trains; both ascending, without those who dropped out or are late."""
+        return self._sampled()[:2]
+
+    def _sampled(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """Also how many of the cohort are late."""
+        work, there = self.work, np.arange(self.work.federation.population)
         if self.is_opening:
-            return (everyone := np.arange(self.work.federation.population)), everyone
-        work = self.work
+            return there, there, 0
+        if self.trace is not None:
+            there = np.flatnonzero(self.trace.reachable(self.number))
         privacy = None if work.privacy is None else work.privacy.privacy
-        return sampled(work.federation, self.train, self.number, privacy)
+        cohort, trained = sampled(work.federation, self.train, self.number, privacy, there)
+        in_time = self._in_time(cohort)
+        late = np.setdiff1d(cohort, in_time, assume_unique=True)
+        return in_time, np.setdiff1d(trained, late, assume_unique=True), len(late)
+
+    def _in_time(self, cohort: np.ndarray) -> np.ndarray:
+        """Who of the cohort meets the deadline; where nobody does, the round waits for the fastest."""
+        if self.trace is None or self.train.deadline is None:
+            return cohort
+        seconds = self.trace.seconds(self.number, self.work.steps_of(cohort))[cohort]
+        in_time: np.ndarray = cohort[seconds <= max(self.train.deadline, float(seconds.min()))]
+        return in_time
 
     @property
     def is_opening(self) -> bool:
@@ -121,7 +145,7 @@ class Training:
 
     def _play(self, backend: Backend) -> RoundReport:
         with self.watch("sampling"):
-            cohort, trained = self.sample()
+            cohort, trained, late = self._sampled()
         with self.watch("broadcast"):
             message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
             states = self.store.read(trained)
@@ -130,7 +154,11 @@ class Training:
         outcome = backend.run(job, trained, self.number, message, states)
         self.watch.divide(time.perf_counter() - start, outcome.gathering / max(outcome.seconds, 1e-9))
         with self.watch("aggregate"):
-            return self._close(cohort, trained, message, outcome)
+            report = self._close(cohort, trained, message, outcome)
+        if self.trace is None or self.is_opening:
+            return report
+        away = int((~self.trace.reachable(self.number)).sum())
+        return report._replace(away=away, late=None if self.train.deadline is None else late)
 
     def _close(self, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome
                ) -> RoundReport:

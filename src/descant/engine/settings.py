@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
+from descant.core import fields
 from descant.core.fields import Checked, hyper
 from descant.core.import_object import is_place
+from descant.engine.availability import trace_fingerprint
 from descant.engine.batches import LocalWork
 from descant.errors import UsageError
 
@@ -21,6 +24,12 @@ class Train(Checked):
     local: LocalWork = hyper(LocalWork(steps=20), "a client's work: { steps = n } or { epochs = n }")
     sampling: Literal["uniform", "samples"] = hyper(
         "uniform", "who is sampled: all clients alike, or by their numbers of training rows")
+    availability: str | None = hyper(
+        None, "a CSV file of who can be reached in which rounds (client, first, last, and the pace of a "
+              "step); absent: everyone, always")
+    deadline: float | None = hyper(
+        None, "seconds that a round waits for a client, by the pace of its steps in `availability`; absent: "
+              "for ever", gt=0)
     participation: Literal["cohort", "all"] = hyper(
         "cohort", "who trains: the cohort, or everyone with only the cohort aggregated")
     patience: int | None = hyper(
@@ -47,9 +56,25 @@ class Train(Checked):
             torch.device(self.device)
         except RuntimeError:
             raise UsageError(f'train.device must be "cpu" or "cuda", not {self.device!r}') from None
+        if self.availability is not None:
+            object.__setattr__(self, "availability", str(Path(self.availability).expanduser().absolute()))
+        elif self.deadline is not None:
+            raise UsageError("train.deadline needs the pace of the clients' steps: a column `pace` in a "
+                             "file of train.availability")
         if self.ray_address is not None and self.backend != "ray":
             raise UsageError(f'train.ray_address is {self.ray_address!r}, but train.backend is '
                              f'{self.backend!r}: set it to "ray", or leave the address out')
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change between the parts of a run."""
+        table: dict[str, Any] = fields.dump(self)
+        if self.availability is not None:  # what the file says, wherever it lies
+            table["availability"] = trace_fingerprint(self.availability)
+        if self.sampling == "uniform":  # older runs do not name it
+            table.pop("sampling")
+        for name in ("rounds", "patience", "ray_address", "backend", "chunk", "workers"):
+            table.pop(name, None)
+        return table
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -27,7 +27,7 @@ from descant.core.splits import SplitName
 from descant.core.task import Task
 from descant.core.tree import Tree, concat, leaves, map_tree, stack, take
 from descant.core.vector import Model
-from descant.engine.batches import LocalWork, Plan, View, plan_chunk
+from descant.engine.batches import LocalWork, Plan, View, plan_chunk, steps_in_round
 from descant.engine.draws import Coins
 from descant.engine.pool import Pool, Pools
 from descant.errors import DescantError
@@ -115,6 +115,14 @@ class Work:
         sizes = sizes[torch.from_numpy(clients)].to(self.task.dtype)
         return Round(self.seed, number, torch.from_numpy(clients), sizes, self.federation.population,
                      self.most)
+
+    def steps_of(self, clients: np.ndarray) -> np.ndarray:
+        """How many local steps each client of the population takes in a round; 0 for those not asked for."""
+        found, sizes = np.zeros(self.federation.population, np.int64), self.federation.train.sizes
+        per_step, shares = self.algorithm.batches_per_step(), self.algorithm.disjoint_batches
+        for client in clients.tolist():
+            found[client] = steps_in_round(int(sizes[client]), self.batch, self.local, per_step, shares)
+        return found
 
     def at(self, number: int) -> Work:
         """The work of a round: step sizes may follow a schedule."""

@@ -135,7 +135,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         fields.require_int64(tables, "")
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
-    data = tables.get("data")
+    data, train = tables.get("data"), tables.get("train")
+    if isinstance(train, Mapping) and isinstance(train.get("availability"), str):
+        tables["train"] = {**train, "availability": str(path.parent.absolute() / train["availability"])}
     return tables | {"data": anchored(data, path.parent)} if isinstance(data, Mapping) else tables
 
 

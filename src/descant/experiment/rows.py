@@ -25,6 +25,8 @@ def row_of(training: Training, report: RoundReport, seconds: float, evaluations:
         row["epsilon"] = training.account.spent(report.number)
         if report.clipped is not None:
             row["clipped"] = report.clipped
+    counts = {"away": report.away, "late": report.late}
+    row |= {name: count for name, count in counts.items() if count is not None}
     if report.rejected:
         row["rejections"] = {federation.names[client]: why for client, why in report.rejected.items()}
     if report.info:

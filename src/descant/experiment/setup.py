@@ -78,6 +78,9 @@ class Setup:
         if self.train.patience is not None and not self.federation.validation.sizes[self.evaluated[0]].any():
             raise UsageError("train.patience stops by validation figures, and the clients have no validation "
                              "rows: set data.validation above 0, such as 0.2, or leave patience out")
+        if self.privacy is not None and self.train.availability is not None:
+            raise UsageError("train.availability changes who is sampled, which the account of [privacy] does "
+                             "not know: leave one of them out")
         privacy = self.privacy and settled(dataclasses.replace(self, privacy=None).work(), self.train,
                                            self.privacy)
         return dataclasses.replace(self, eval=dataclasses.replace(self.eval, metric=self.deciding.name),
@@ -90,7 +93,7 @@ class Setup:
                                       if (part := getattr(self, name)) is not None}
 
     def identity(self) -> dict[str, Any]:
-        """What must not change between the parts of a run; what is popped may. The usual metric is left out,
+        """What must not change between the parts of a run. The usual metric is left out,
         since older runs do not name it."""
         tables = self.tables()
         tables["algorithm"]["name"] = self.algorithm.name  # a class may move to another module
@@ -98,10 +101,7 @@ class Setup:
             tables["eval"].pop(name, None)
         if self.deciding.name == usual(self.task):
             tables["eval"].pop("metric", None)
-        if self.train.sampling == "uniform":  # older runs do not name it either
-            tables["train"].pop("sampling")
-        for name in ("rounds", "patience", "ray_address", "backend", "chunk", "workers"):
-            tables["train"].pop(name, None)
+        tables["train"] = self.train.identity()
         parts = {"config": tables, "federation": self.federation.fingerprint(),
                  "initial model and loss": self.task.fingerprint()}
         return json.loads(json.dumps(parts))  # type: ignore[no-any-return]
