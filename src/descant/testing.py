@@ -11,16 +11,18 @@ import math
 import pickle
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from descant.core import fields
-from descant.core.algorithm import Algorithm, Message, Round
+from descant.core.algorithm import Algorithm, Message, Round, contributions
+from descant.core.alike import parts, same
 from descant.core.meter import metered
 from descant.core.random import generators_used
+from descant.core.sums import Total, added
 from descant.core.threads import one_thread
 from descant.core.tree import Tree, leaves, map_tree, stack, take
 from descant.core.vector import Model
@@ -48,6 +50,7 @@ CHECKS = {
     "repeatable": "the same arguments give the same result",
     "cohort": "what a client is sent does not depend on who else is in the cohort",
     "order": "what the server learns does not depend on the order of the cohort",
+    "sums": "where a mean is all that the server needs, clients can be added up in any groups",
     "newcomer": "what newcomers are sent is made for none of them",
     "test rows": "no model is made from test rows",
     "branch": "there is no Python control flow on the values of tensors",
@@ -55,7 +58,6 @@ CHECKS = {
 }
 SOME, OTHERS = np.array([0, 2, 3]), np.array([1, 2, 4])
 TOLERANCE = 1e-10  # in float64, relative above one
-Parts: TypeAlias = dict[str, Tensor]
 
 
 class CheckFailed(DescantError, AssertionError):
@@ -154,21 +156,21 @@ class Trial:
     def call(self, name: str, given: dict[str, Any], check: str = "runs") -> Any:
         """The result of a function of the method, which must leave everything as it was, and give the same
         again."""
-        kept = {key: {part: tensor.clone() for part, tensor in _parts(value).items()}
+        kept = {key: {part: tensor.clone() for part, tensor in parts(value).items()}
                 for key, value in given.items()}
         with generators_used() as used:
             found = self._result(name, given, check)
-        changed = [key for key in given if not _same(_parts(given[key]), kept[key])]
+        changed = [key for key in given if not same(parts(given[key]), kept[key])]
         for key in changed:
             self.judge.fail("pure", f"{name} changes its {key} in place: make a new tensor, as in w + step, "
                                     "where it says w += step, w[...] = or w.add_(step)")
-            for part, tensor in _parts(given[key]).items():
+            for part, tensor in parts(given[key]).items():
                 tensor.copy_(kept[key][part])  # what follows is judged by itself
         for source in sorted(used):
             self.judge.fail("random", f"{name} draws from the generator of {source}, so that a run cannot be "
                                       "resumed: the server draws from round.generator(purpose), a client "
                                       "from batch.key (descant.core.random)")
-        if not changed and not used and not _same(_parts(found), _parts(self._result(name, given, check))):
+        if not changed and not used and not same(parts(found), parts(self._result(name, given, check))):
             self.judge.fail("repeatable", f"{name} gives another result when it is called again with the "
                                           "same arguments: what it keeps must be in the states, and random "
                                           "numbers come from round.generator or batch.key")
@@ -275,7 +277,7 @@ class Trial:
         message, own = (self.message(name, server, self.work.round_of(self.everyone, number))
                         for name in ("broadcast", "participant"))
         some = self.message("broadcast", server, self.work.round_of(SOME, number))
-        if not _same(_parts(some), _parts(_row(message, torch.from_numpy(SOME)))):
+        if not same(parts(some), parts(_row(message, torch.from_numpy(SOME)))):
             self.judge.fail("cohort", "broadcast sends a client something else when others are in the "
                             "cohort, if only in the last bit: look up its row, with no mean and no product")
         self._check_order(played)
@@ -299,16 +301,32 @@ class Trial:
         order = torch.tensor([2, 0, 1])
         straight = self.aggregated(played.server, played.uploads, played.facts)
         mixed = self.aggregated(played.server, take(played.uploads, order), played.facts.of(order))
-        if not _same(_parts(straight), _parts(mixed), TOLERANCE):
+        if not same(parts(straight), parts(mixed), TOLERANCE):
             self.judge.fail("order", "aggregate comes to something else when the same uploads lie in another "
                                      "order: find a client by its number in round.cohort, not by its place")
+        if not self.method.needs_rows:
+            self._check_sums(played, straight)
+
+    def _check_sums(self, played: Played, straight: Tree) -> None:
+        server, counts = played.server, self.call("counts", {"sizes": played.facts.sizes}, "sums")
+        message = self.method.broadcast(server, played.facts)
+        each = contributions(self.method.contribution, message, played.uploads)
+        if any(not rows.is_floating_point() for _, rows in leaves(each)) or len(counts) != len(SOME):
+            raise self.judge.stop("sums", "contribution returns something else than real numbers, or counts "
+                                          "not one number for each client: a mean can be of nothing else")
+        for groups in ([[0, 1, 2]], [[2], [0, 1]], [[1], [2], [0]]):
+            total = added(Total.of(take(each, rows), counts[rows]) for rows in groups)
+            given = {"server": server, "mean": total.mean(take(each, 0)), "round": played.facts}
+            if not same(parts(self.call("absorb", given, "sums")[0]), parts(straight), TOLERANCE):
+                self.judge.fail("sums", "absorb makes something else of the mean of the contributions than "
+                                        "aggregate of the uploads: write one of the two")
 
     def _check_newcomers(self, server: Tree, number: int) -> Message:
         for beyond in (0, len(self.everyone)):  # clients that were never drawn, and clients that come later
             pair = [facts._replace(cohort=facts.cohort + beyond)
                     for facts in (self.work.round_of(clients, number) for clients in (SOME, OTHERS))]
-            one, other = (_parts(self.message("newcomer", server, facts, "newcomer")) for facts in pair)
-            if not _same(one, other):
+            one, other = (parts(self.message("newcomer", server, facts, "newcomer")) for facts in pair)
+            if not same(one, other):
                 self.judge.fail("newcomer", "newcomer sends what depends on who asks: a client that never "
                                             "took part gets nothing that is made for one client")
         return self.message("newcomer", server, self.work.round_of(self.everyone, number))
@@ -319,7 +337,7 @@ class Trial:
             own, state = _row(message, 0), take(states, 0)
             personal = self.personal(job, 0, number, own, state)
             other = Trial(self.judge, changed).personal(job, 0, number, own, state)
-            if not _same(_parts(personal), _parts(other)):
+            if not same(parts(personal), parts(other)):
                 name = "personalize" if job == "score" else "adapt"
                 self.judge.fail("test rows", f"{name} makes another model where the test rows are others: it "
                                              "may read data.scan, and data.mean of the training and "
@@ -342,7 +360,7 @@ class Trial:
             check, advice = next(each for word, *each in _REFUSALS if word in reason)
             raise self.judge.stop(check, f"{name} cannot be run for several clients together ({reason}): "
                                          f"{advice}")
-        if not _same(_parts(alone.values), _parts(together.values), TOLERANCE):
+        if not same(parts(alone.values), parts(together.values), TOLERANCE):
             self.judge.fail("vectorised", f"{name} comes to something else when clients run together: "
                                           "batches are then filled up to one length, and batch.weight says "
                                           "which rows count, not len(batch.y)")
@@ -380,21 +398,3 @@ def _row(message: Message, which: Any) -> Message:
 def _own(value: Tree) -> Tree:
     """The tree with tensors that nobody else has, as the engine keeps states."""
     return map_tree(lambda tensor: tensor.detach().clone(), value)
-
-
-def _parts(value: Any) -> Parts:
-    """The tensors in a value, whatever else is in it."""
-    if isinstance(value, Tensor):
-        return {"value": value}
-    if not isinstance(value, tuple | list | dict):
-        return {}
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    return {f"{key}.{name}": tensor for key, part in items for name, tensor in _parts(part).items()}
-
-
-def _same(found: Parts, expected: Parts, tolerance: float = 0.0) -> bool:
-    """In every entry, bit for bit or to within a tolerance; NaN is NaN."""
-    return found.keys() == expected.keys() and all(
-        a.shape == b.shape and a.dtype == b.dtype
-        and torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
-        for a, b in ((tensor, expected[name]) for name, tensor in found.items()))

@@ -38,7 +38,7 @@ from descant.core.federation import Federation
 from descant.errors import UsageError
 from descant.experiment.config import completed, parse_algorithm
 from descant.priors.adaptive import practical_lambda
-from descant.priors.belief import GaussianState
+from descant.priors.gaussian import GaussianState
 from descant.priors.grouping import KMeans
 from descant.priors.precision import Adaptive, FixedVariance, LearnedVariance, stationary_s
 from descant.priors.solve import SGD

@@ -24,8 +24,9 @@ from descant.core.algorithm import Round
 from descant.core.tree import Tree
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.priors.belief import GaussianState, Tempered, Upload
+from descant.priors.belief import Upload
 from descant.priors.energy import Energy, InputConvex, Learned
+from descant.priors.gaussian import GaussianState, Tempered
 from descant.priors.precision import (
     Adaptive,
     DiagonalVariance,
@@ -74,7 +75,7 @@ def mean_losses(thetas: Tensor) -> Tensor:
 
 def client_weights(kind: Any, logs: Tensor, sizes: Tensor, temperature: float = 1.0) -> Tensor:
     uploads = Upload(Model(NONE, NONE), (), logs)
-    return Tempered(kind, temperature)(uploads, Round(0, 1, torch.arange(len(sizes)), sizes, len(sizes)))[0]
+    return Tempered(kind, temperature)(uploads, Round(0, 1, torch.arange(len(sizes)), sizes, len(sizes)))
 
 
 def place(e: Engine, gamma: Tensor, pull: Tree = ()) -> None:
@@ -425,7 +426,7 @@ def test_the_rule_is_the_one_that_other_methods_use() -> None:
         [report] = e.play()
         evidence = torch.stack([rule.evidence(theta, mu) for theta in e.personal().theta])
         facts = Round(0, 2, torch.arange(5), N, 5)
-        expected, told = rule.update(s, evidence, COUNTS, facts)
+        expected, told = rule.update(s, COUNTS @ evidence, facts)
         close(e.server.pull, expected, 1e-14)
         close(report.info["s"]["most"], told["s"]["most"], 1e-14)
         # down: mean and s; up: theta

@@ -28,7 +28,8 @@ from descant.errors import DescantError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
-from descant.priors.belief import Tempered, Upload
+from descant.priors.belief import Upload
+from descant.priors.gaussian import Tempered
 from flower_helpers import DATA, experiment
 
 Change = Callable[[WireMessage], WireMessage]
@@ -212,7 +213,7 @@ def test_a_claimed_likelihood_takes_no_more_than_its_share(tmp_path: Path) -> No
     facts = Round(0, 1, torch.arange(4), torch.ones(4), 4, most=0.5)
     for claim, expected in ((0.0, [0.0, 0.0, 0.5, 0.5]), (1e9, [0.25] * 4)):  # the others underflow
         logs = torch.tensor([-300.0, -200.0, claim, -100.0]).double()
-        w, _ = Tempered("omega")(Upload(Model(torch.zeros(4, 1), torch.zeros(4, 0)), log_weight=logs), facts)
+        w = Tempered("omega")(Upload(Model(torch.zeros(4, 1), torch.zeros(4, 0)), log_weight=logs), facts)
         assert w.tolist() == pytest.approx(expected)
 
     def likely(name: str, t: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@ from descant.core.tree import take
 from descant.core.vector import Model
 from descant.errors import UsageError
 from descant.priors.adaptive import practical_lambda, theorem_lambda
-from descant.priors.belief import GaussianState
+from descant.priors.belief import Upload
+from descant.priors.gaussian import Counted, Descend, GaussianBelief, GaussianState
 from descant.priors.precision import (
     Adaptive,
     Fixed,
@@ -104,16 +105,16 @@ def test_adaptive_chooses_once_from_what_the_pilot_told() -> None:
     first, last = 7 * torch.eye(3, dtype=torch.float64), torch.diag(vector(2.0, 1.0, math.sqrt(3.5)))
     state = rule.init(mean, facts(0))
     assert rule.value(rule.send(state, facts(1))) == 0.3
-    state, report = rule.update(state, evidence(rule, first, mean), vector(1, 1, 1) / 3, facts(1))
+    state, report = rule.update(state, evidence(rule, first, mean), facts(1))
     assert report == {"lam": vector(0.3)[0]}
-    state, report = rule.update(state, evidence(rule, last, mean), vector(1, 1, 1) / 3, facts(2))
+    state, report = rule.update(state, evidence(rule, last, mean), facts(2))
     expected = 8.0 / (20 * 37 / 15)
     assert float(report["lam"]) == pytest.approx(expected, rel=1e-12)
     assert float(report["R"]) == pytest.approx(math.sqrt(37 / 15), rel=1e-12)
     assert report["capped"] == 0
     assert float(rule.value(rule.send(state, facts(3)))) == pytest.approx(expected)
     assert float(rule.value(rule.newcomer(state))) == pytest.approx(expected)
-    later, _ = rule.update(state, evidence(rule, 100 * first, mean), vector(1, 1, 1) / 3, facts(3))
+    later, _ = rule.update(state, evidence(rule, 100 * first, mean), facts(3))
     assert_same(later, state)  # set once
 
 
@@ -123,12 +124,12 @@ def test_adaptive_counts_the_rounds_in_which_it_is_told_something() -> None:
     rule = Adaptive(pilot=0.3, rounds=3, c=8.0)
     state = rule.init(torch.zeros(3, dtype=torch.float64), facts(20))
     for number, count in ((21, 1), (25, 2)):
-        state, report = rule.update(state, vector(1, 1, 1), vector(1, 1, 1) / 3, facts(number))
+        state, report = rule.update(state, vector(1, 1, 1), facts(number))
         assert report == {"lam": vector(0.3)[0]}
         assert int(state.heard) == count
-    state, report = rule.update(state, vector(9), vector(1), facts(40, cohort=(0,), sizes=(10.0,)))
+    state, report = rule.update(state, vector(9), facts(40, cohort=(0,), sizes=(10.0,)))
     assert float(report["lam"]) == pytest.approx(8.0 / (20 * 11 / 3), rel=1e-12)
-    later, _ = rule.update(state, vector(1, 1, 1), vector(1, 1, 1) / 3, facts(41))
+    later, _ = rule.update(state, vector(1, 1, 1), facts(41))
     assert_same(later, state)
 
 
@@ -139,7 +140,7 @@ def test_adaptive_for_each_client() -> None:
     mean = torch.zeros(3, dtype=torch.float64)
     state = rule.init(mean, facts(0))
     told = evidence(rule, torch.diag(vector(2.0, 1.0, math.sqrt(3.5))), mean)
-    state, report = rule.update(state, told, vector(1, 1, 1) / 3, facts(1))
+    state, report = rule.update(state, told, facts(1))
     expected = 8.0 / vector(34, 14, 99, 20 * 37 / 15)
     torch.testing.assert_close(report["lam"], expected, rtol=1e-12, atol=0)
     some = facts(2, cohort=(1, 3), sizes=(20.0, 5.0))
@@ -154,7 +155,7 @@ def test_adaptive_counts_the_capped() -> None:
     for per_client, capped in ((True, 2), (False, 0)):
         rule = Adaptive(rounds=1, cap=3.0, per_client=per_client)
         state = rule.init(torch.zeros(2, dtype=torch.float64), facts(0, population=3))
-        state, report = rule.update(state, told, vector(1, 1, 1) / 3, facts(1, population=3))
+        state, report = rule.update(state, told, facts(1, population=3))
         assert report["capped"] == capped
         assert float(state.lam.max()) <= 3.0
         assert not per_client or state.lam.tolist()[:2] == [3.0, 3.0]
@@ -165,7 +166,7 @@ def test_adaptive_by_the_theorem() -> None:
     rule = Adaptive(rule="theorem", rounds=1, L=2.0, mu=0.5, rho=3.0, cap=1e9)
     for square, expected in ((4.0, 9 / (20 * 0.5 * 4)), (0.0, 64 * 16 * 2 - 0.5)):
         state = rule.init(torch.zeros(2, dtype=torch.float64), facts(0))
-        state, _ = rule.update(state, vector(square, square, square), vector(1, 1, 1) / 3, facts(1))
+        state, _ = rule.update(state, vector(square, square, square), facts(1))
         assert float(state.lam) == pytest.approx(expected, rel=1e-12)
         assert float(state.lam) == pytest.approx(
             theorem_lambda(math.sqrt(square), 20, 80, L=2.0, mu=0.5, rho=3.0).lam, rel=1e-12)
@@ -184,7 +185,7 @@ def test_the_noise_is_taken_out_without_bias() -> None:
     everyone = Round(0, 1, torch.arange(clients), torch.full((clients,), float(n)).double(), clients)
     state = rule.init(theta[0], everyone)
     told = evidence(rule, theta, torch.zeros(d, dtype=torch.float64))
-    _, report = rule.update(state, told, everyone.weights("uniform"), everyone)
+    _, report = rule.update(state, told, everyone)
     assert float(report["R"]) ** 2 == pytest.approx(R2, abs=0.024)  # four standard deviations
 
 
@@ -220,7 +221,7 @@ def objective(s: Tensor, c: float, epsilon: float) -> Tensor:
 @pytest.mark.parametrize("c", [1.0, 0.3])
 def test_the_learned_variance_minimises_the_printed_objective(c: float) -> None:
     rule = LearnedVariance(c=c, epsilon=0.05)
-    s, report = rule.update(vector(1, 1, 1), evidence(rule, THETA, MEAN), P, facts(1))
+    s, report = rule.update(vector(1, 1, 1), P @ evidence(rule, THETA, MEAN), facts(1))
     slope = finite_differences(lambda s: objective(s, c, 0.05), s)
     torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-8)
     for factor in (0.99, 1.01):
@@ -236,13 +237,13 @@ def test_its_gradient_form_descends_on_the_same_objective() -> None:
     rule = LearnedVariance(c=1.0, epsilon=0.05, lr=0.4)
     told = evidence(rule, THETA, MEAN)
     s = vector(1.0, 0.5, 2.0)
-    after, _ = rule.update(s, told, P, facts(1))
+    after, _ = rule.update(s, P @ told, facts(1))
     slope = finite_differences(lambda s: objective(s, 1.0, 0.05), s)
     torch.testing.assert_close(after, s - 0.4 * slope, rtol=0, atol=1e-9)
     for _ in range(600):
-        s, _ = rule.update(s, told, P, facts(1))
-    torch.testing.assert_close(s, exact.update(s, told, P, facts(1))[0], rtol=1e-9, atol=1e-9)
-    low, _ = LearnedVariance(lr=1e6).update(vector(1, 1, 1), torch.zeros_like(told), P, facts(1))
+        s, _ = rule.update(s, P @ told, facts(1))
+    torch.testing.assert_close(s, exact.update(s, P @ told, facts(1))[0], rtol=1e-9, atol=1e-9)
+    low, _ = LearnedVariance(lr=1e6).update(vector(1, 1, 1), torch.zeros_like(told[0]), facts(1))
     assert torch.equal(low, torch.zeros(3, dtype=torch.float64))
 
 
@@ -254,7 +255,7 @@ def test_s_may_start_anywhere_above_minus_c() -> None:
     assert LearnedVariance(c=1.0, s=0.0).upper_bound() == 1.0
     s = rule.init(vector(0, 0, 0), facts(0))
     assert torch.equal(s, vector(-0.5, -0.5, -0.5))
-    after, _ = rule.update(s, evidence(rule, THETA, MEAN), P, facts(1))
+    after, _ = rule.update(s, P @ evidence(rule, THETA, MEAN), facts(1))
     slope = finite_differences(lambda s: objective(s, 1.0, 0.05), s)
     torch.testing.assert_close(after, s - 0.1 * slope, rtol=0, atol=1e-8)
     assert (after > s).all()
@@ -269,20 +270,23 @@ def test_s_may_start_anywhere_above_minus_c() -> None:
 @pytest.mark.parametrize("rule", [Fixed(0.7), PerClient((0.2, 1.5, 0.6, 3.0)), LearnedVariance(c=0.5),
                                   Adaptive(rounds=1, c=3.0), Adaptive(rounds=1, c=3.0, per_client=True)])
 def test_the_pulls_of_a_cohort_together(rule: Precision) -> None:
-    """sum_i p_i lam_i (w - w_i) = precision (w - sum_i weights_i w_i), whatever w is; the cohort is part of
-    the population, and each lam_i is what that client is sent."""
+    """A step of size one on the server is sum_i p_i lam_i (w - w_i), whatever w is; the cohort is part of the
+    population, and each lam_i is what that client is sent."""
     round = facts(1, cohort=(0, 1, 3))
     state = rule.init(MEAN, round)
     if not isinstance(rule, Fixed | PerClient):
-        state, _ = rule.update(state, evidence(rule, THETA, MEAN), P, round)
-    pooled = rule.pooled(state, P, round)
-    assert float(pooled.weights.sum()) == pytest.approx(1)
+        told = evidence(rule, THETA, MEAN)
+        state, _ = rule.update(state, told if rule.needs_rows else P @ told, round)
     sent = rule.send(state, round)
     lams = [rule.value(Message(sent.shared, take(sent.each, k))) for k in range(3)]
+    belief = GaussianBelief(rule, Descend(gamma=1.0), Counted("samples"), "old")
+    weights = round.weights("samples")
     for w in (MEAN, vector(5, -3, 1)):
-        pulls = sum(p * lam * (w - w_i) for p, lam, w_i in zip(P, lams, THETA, strict=True))
-        together = pooled.precision * (w - pooled.weights @ THETA)
-        torch.testing.assert_close(together, pulls, rtol=1e-12, atol=1e-12)
+        pulls = sum(p * lam * (w - w_i) for p, lam, w_i in zip(weights, lams, THETA, strict=True))
+        uploads = Upload(Model(THETA, torch.zeros(3, 0, dtype=torch.float64)))
+        before = GaussianState(Model(w, THETA[0, :0]), state)
+        after, _ = belief.update(before, uploads, round)
+        torch.testing.assert_close(w - after.mean.theta, pulls, rtol=1e-12, atol=1e-12)
 
 
 def test_a_number_and_a_list_are_rules_too() -> None:

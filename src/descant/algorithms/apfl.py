@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, average, interpolate
+from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, interpolate
 from descant.core.fields import hyper
 from descant.core.ranges import Linear
 from descant.core.task import Batch, Task
@@ -98,8 +98,8 @@ class APFL(Algorithm):
         done: Carry = data.scan(step, Carry(w, state, (solver.init(w.theta), alone.init(state.v.theta))))
         return done.w, done.own
 
-    def aggregate(self, server: Model, uploads: Model, round: Round) -> tuple[Model, dict[str, Any]]:
-        return interpolate(server, average(uploads, round.weights(self.weights)), self.beta), {}
+    def absorb(self, server: Model, mean: Model, round: Round) -> tuple[Model, dict[str, Any]]:
+        return interpolate(server, mean, self.beta), {}
 
     def personalize(self, task: Task, message: Message, state: Own, data: ClientData) -> Model:
         return mixture(state.v, message.shared, state.alpha)

@@ -13,7 +13,8 @@ from descant.core.ranges import Log, Step, Whole
 from descant.core.task import Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
-from descant.priors.belief import Average, Belief, Counted, GaussianBelief, PriorMethod, Upload
+from descant.priors.belief import Belief, PriorMethod, Upload
+from descant.priors.gaussian import Average, Counted, GaussianBelief
 from descant.priors.grouping import Grouped, Groups, KMeans
 from descant.priors.precision import Lam, as_rule, inner_step, outer_step, overshooting, strongest, unstable
 from descant.priors.quadratic import Gaussian

@@ -13,7 +13,6 @@ from descant.core.algorithm import (
     Message,
     Round,
     Weights,
-    average,
     interpolate,
     least_loss,
 )
@@ -77,8 +76,7 @@ class Dichotomous(Algorithm):
         pooled = solve(task, message.shared, data, self.solver, which=-1)
         return pooled, own
 
-    def aggregate(self, server: Server, uploads: Model, round: Round) -> tuple[Server, dict[str, Any]]:
-        mean = average(uploads, round.weights(self.weights))
+    def absorb(self, server: Server, mean: Model, round: Round) -> tuple[Server, dict[str, Any]]:
         return server._replace(w=interpolate(server.w, mean, self.beta)), {}
 
     def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:

@@ -11,7 +11,8 @@ from descant.core.parts import Shared
 from descant.core.ranges import Log
 from descant.core.task import Task
 from descant.core.vector import Model
-from descant.priors.belief import Average, Belief, Counted, GaussianBelief, PriorMethod, Upload
+from descant.priors.belief import Belief, PriorMethod, Upload
+from descant.priors.gaussian import Average, Counted, GaussianBelief
 from descant.priors.grouping import KMeans, grouped
 from descant.priors.precision import Lam, as_rule, strongest, unstable
 from descant.priors.solve import SGD, Solver, finetuned, solve, step_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, average, interpolate
+from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, interpolate
 from descant.core.fields import hyper
 from descant.core.task import Task
 from descant.core.vector import Model
@@ -50,8 +50,8 @@ class FedAvg(Algorithm):
               ) -> tuple[Model, tuple[()]]:
         return solve(task, message.shared, data, self.solver), ()
 
-    def aggregate(self, server: Model, uploads: Model, round: Round) -> tuple[Model, dict[str, Any]]:
-        return interpolate(server, average(uploads, round.weights(self.weights)), self.beta), {}
+    def absorb(self, server: Model, mean: Model, round: Round) -> tuple[Model, dict[str, Any]]:
+        return interpolate(server, mean, self.beta), {}
 
     def personalize(self, task: Task, message: Message, state: tuple[()], data: ClientData) -> Model:
         return self.adapt(task, message, data)

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.core.algorithm import Algorithm, ClientData, Message, Round, apart, average, interpolate
+from descant.core.algorithm import Algorithm, ClientData, Message, Round, apart, interpolate
 from descant.core.fields import hyper
 from descant.core.ranges import Log
 from descant.core.task import Batch, Task
-from descant.core.tree import stack, take
+from descant.core.tree import map_tree, stack, take
 from descant.core.vector import Model
 from descant.errors import UsageError
 from descant.priors.solve import SGD, Solver, solve_each
@@ -92,17 +92,25 @@ class FedEM(Algorithm):
         counts = q / pi.clamp(min=torch.finfo(pi.dtype).tiny) if self.aggregation == "responsibilities" else q
         return Upload(solve_each(task, message.shared, data, self.solver, counts), pi), pi
 
-    def aggregate(self, server: Model, uploads: Upload, round: Round) -> tuple[Model, dict[str, Any]]:
-        n = round.sizes[:, None] * (uploads.pi if self.aggregation == "responsibilities"
-                                    else torch.ones_like(uploads.pi))
+    def counts(self, sizes: Tensor) -> Tensor:
+        return sizes
+
+    def contribution(self, message: Message, upload: Upload) -> Upload:
+        if self.aggregation == "samples":
+            return upload
+        counted = map_tree(lambda models: upload.pi[:, None] * models, upload.models)
+        return upload._replace(models=counted)
+
+    def absorb(self, server: Model, mean: Upload, round: Round) -> tuple[Model, dict[str, Any]]:
         after = []
-        for m, total in enumerate(n.sum(0)):
+        for m, share in enumerate(mean.pi if self.aggregation == "responsibilities"
+                                  else torch.ones_like(mean.pi)):
             theta_m = take(server, m)
-            if total > 0:
-                mean = average(take(uploads.models, (slice(None), m)), n[:, m] / total)
-                theta_m = interpolate(theta_m, mean, self.beta)
+            if share > 0:
+                of_m = map_tree(lambda models, m=m, share=share: models[m] / share, mean.models)
+                theta_m = interpolate(theta_m, of_m, self.beta)
             after.append(theta_m)
-        return stack(after), {"pi": round.weights("samples") @ uploads.pi}
+        return stack(after), {"pi": mean.pi}
 
     def personalize(self, task: Task, message: Message, state: Tensor, data: ClientData) -> Mixture:
         theta, stats = message.shared

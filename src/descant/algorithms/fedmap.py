@@ -16,8 +16,9 @@ from descant.core.task import Task
 from descant.core.tree import Tree, take, where
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.priors.belief import Belief, Descend, GaussianBelief, PriorMethod, Received, Tempered, Upload
+from descant.priors.belief import Belief, PriorMethod, Received, Upload
 from descant.priors.energy import Energy, EnergyBelief, InputConvex, OwnPrior, require_named
+from descant.priors.gaussian import Descend, GaussianBelief, Tempered
 from descant.priors.grouping import KMeans, grouped
 from descant.priors.precision import Adaptive, DiagonalVariance, FixedVariance, LearnedVariance, unstable
 from descant.priors.solve import Adam, Proximal, Solver, solve, step_size
@@ -154,6 +155,13 @@ class FedMAP(PriorMethod):
             return ()
         mean_loss = data.mean(lambda batch: task.loss(theta, batch))
         return -data.size * mean_loss - received.prior.energy(theta.theta)
+
+    @property
+    def needs_rows(self) -> bool:
+        return super().needs_rows or self.init == "client"
+
+    def contribution(self, message: Message, upload: Upload) -> Tree:
+        return self.belief.contribution(Message(message.shared.prior, message.each), upload)
 
     def aggregate(self, server: Tree, uploads: Upload, round: Round) -> tuple[Tree, dict[str, Any]]:
         if self.init == "client" and round.number == 1:

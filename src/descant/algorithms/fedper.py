@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, average, interpolate
+from descant.core.algorithm import Algorithm, ClientData, Message, Round, Weights, interpolate
 from descant.core.fields import hyper
 from descant.core.parts import Shared, Split, split
 from descant.core.task import Task
@@ -64,8 +64,8 @@ class FedPer(Algorithm):
         """ONE: its whole model after the work of a round."""
         return solve(task, model, data, self.solver)
 
-    def aggregate(self, server: Model, uploads: Model, round: Round) -> tuple[Model, dict[str, Any]]:
-        return interpolate(server, average(uploads, round.weights(self.weights)), self.beta), {}
+    def absorb(self, server: Model, mean: Model, round: Round) -> tuple[Model, dict[str, Any]]:
+        return interpolate(server, mean, self.beta), {}
 
     def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
         return finetuned(task, self.whole(task, message, state), data, self.solver, self.finetune)

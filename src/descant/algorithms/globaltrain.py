@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from descant.core.algorithm import Algorithm, ClientData, LocalStep, Message, Round, Weights, average
+from descant.core.algorithm import Algorithm, ClientData, LocalStep, Message, Round, Weights
 from descant.core.fields import hyper
 from descant.core.ranges import Step
 from descant.core.task import Batch, Task
@@ -81,10 +81,9 @@ class GlobalTrain(Algorithm):
         total = data.scan(add, Sum(torch.zeros_like(w.theta), w.stats, torch.zeros((), dtype=w.theta.dtype)))
         return Model(total.gradient / total.samples, total.stats), ()
 
-    def aggregate(self, server: Server, uploads: Model, round: Round) -> tuple[Server, dict[str, Any]]:
-        pooled = average(uploads, round.weights(self.weights))
-        theta, direction = self.solver.step(server.w.theta, pooled.theta, Flat(), server.direction)
-        return Server(Model(theta, pooled.stats), direction), {}
+    def absorb(self, server: Server, mean: Model, round: Round) -> tuple[Server, dict[str, Any]]:
+        theta, direction = self.solver.step(server.w.theta, mean.theta, Flat(), server.direction)
+        return Server(Model(theta, mean.stats), direction), {}
 
     def personalize(self, task: Task, message: Message, state: tuple[()], data: ClientData) -> Model:
         return self.adapt(task, message, data)

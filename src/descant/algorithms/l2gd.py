@@ -126,9 +126,9 @@ class L2GD(Algorithm):
         x = solve(task, state, data, coins, Gaussian(mean.theta, self.lam))
         return map_tree(torch.sub, x, state), x
 
-    def aggregate(self, server: Model, uploads: Model, round: Round) -> tuple[Model, dict[str, Any]]:
-        mean: Model = map_tree(lambda mean, changes: Tracked()(mean, changes, round), server, uploads)
-        return mean, {}
+    def absorb(self, server: Model, mean: Model, round: Round) -> tuple[Model, dict[str, Any]]:
+        after: Model = map_tree(lambda own, change: Tracked()(own, change, round), server, mean)
+        return after, {}
 
     def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:
         return state

@@ -39,7 +39,7 @@ class LocalTrain(Algorithm):
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[tuple[()], Model]:
         return (), solve(task, state, data, self.solver)
 
-    def aggregate(self, server: Model, uploads: tuple[()], round: Round) -> tuple[Model, dict[str, Any]]:
+    def absorb(self, server: Model, mean: tuple[()], round: Round) -> tuple[Model, dict[str, Any]]:
         return server, {}
 
     def personalize(self, task: Task, message: Message, state: Model, data: ClientData) -> Model:

@@ -13,7 +13,8 @@ from descant.core.ranges import Log, Step
 from descant.core.task import Batch, Task
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.priors.belief import Belief, Counted, Descend, GaussianBelief, PriorMethod, Upload
+from descant.priors.belief import Belief, PriorMethod, Upload
+from descant.priors.gaussian import Counted, Descend, GaussianBelief
 from descant.priors.grouping import KMeans, grouped
 from descant.priors.precision import Lam, as_rule, inner_step, strongest, unstable
 from descant.priors.solve import SGD, inner_solve, solve

@@ -15,7 +15,6 @@ from descant.core.algorithm import (
     Message,
     Round,
     Weights,
-    average,
     interpolate,
 )
 from descant.core.fields import hyper
@@ -107,8 +106,8 @@ class PerFedAvg(Algorithm):
                          for step in (self.delta, -self.delta))
         return ahead - behind
 
-    def aggregate(self, server: Model, uploads: Model, round: Round) -> tuple[Model, dict[str, Any]]:
-        return interpolate(server, average(uploads, round.weights(self.weights)), self.server_lr), {}
+    def absorb(self, server: Model, mean: Model, round: Round) -> tuple[Model, dict[str, Any]]:
+        return interpolate(server, mean, self.server_lr), {}
 
     def personalize(self, task: Task, message: Message, state: tuple[()], data: ClientData) -> Model:
         return self.adapt(task, message, data)

@@ -18,7 +18,7 @@ from descant.core.fields import hyper
 from descant.core.kernels.lift import over_clients
 from descant.core.ranges import Log
 from descant.core.task import Batch, Task
-from descant.core.tree import Tree, map_tree
+from descant.core.tree import Tree
 from descant.core.vector import Model
 from descant.priors import variational
 from descant.priors.quadratic import Flat
@@ -122,9 +122,7 @@ class pFedBayes(Algorithm):
         g_mu, g_rho = _together(_slopes, slope, eps, sigma, turn, q.mu, m, precision, weight)
         return Gauss(g_mu, g_rho, found.stats)
 
-    def aggregate(self, server: Gauss, uploads: Gauss, round: Round) -> tuple[Gauss, dict[str, Any]]:
-        weights = round.weights(self.weights)
-        mean: Gauss = map_tree(lambda rows: weights.to(rows.dtype) @ rows, uploads)
+    def absorb(self, server: Gauss, mean: Gauss, round: Round) -> tuple[Gauss, dict[str, Any]]:
         mu, rho = (old + self.beta * (new - old) for old, new in zip(server[:2], mean[:2], strict=True))
         return Gauss(mu, rho, mean.stats), {"sigma": F.softplus(rho).mean()}
 

@@ -17,8 +17,9 @@ from descant.core.task import Batch, Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.priors.belief import Belief, Counted, GaussianBelief, PriorMethod, Upload
+from descant.priors.belief import Belief, PriorMethod, Upload
 from descant.priors.bregman import Family, Mirror, SphericalGaussian, require_fit
+from descant.priors.gaussian import Counted, GaussianBelief
 from descant.priors.grouping import KMeans, grouped
 from descant.priors.personal_mean import Loss, Projected, Strategy, place_of, potential, strategy
 from descant.priors.precision import (

@@ -145,17 +145,22 @@ class pFedGT(Algorithm):
         dw, stats = (found.w.theta - sent.theta.theta, found.w.stats) if self.server_model else ((), ())
         return Upload(found.c - state.c, dw, stats, found.eps, found.gamma)
 
-    def aggregate(self, server: Server, uploads: Upload, round: Round) -> tuple[Server, dict[str, Any]]:
+    def contribution(self, message: Message, upload: Upload) -> Upload:
+        if not isinstance(self.gamma, ByValidation):
+            return upload
+        gap = upload.gamma - torch.tensor(self.gamma.candidates, dtype=upload.gamma.dtype)
+        return upload._replace(gamma=(gap.abs() < 1e-6).to(gap.dtype))  # which of them it is
+
+    def absorb(self, server: Server, mean: Upload, round: Round) -> tuple[Server, dict[str, Any]]:
         if self.opens() and round.number == 1:
-            return server._replace(c=Tracked()(server.c, uploads.dc, round)), {}
-        c, theta = Tracked(self.lam)(server.c, uploads.dc, round), server.theta
+            return server._replace(c=Tracked()(server.c, mean.dc, round)), {}
+        c, theta = Tracked(self.lam)(server.c, mean.dc, round), server.theta
         if self.server_model:
-            theta = Model(theta.theta + self.eta_s * uploads.dw.mean(0), uploads.stats.mean(0))
-        is_full = self.messages == "full"
-        report = {"eps": {"mean": uploads.eps.mean(), "most": uploads.eps.max()}} if is_full else {}
+            theta = Model(theta.theta + self.eta_s * mean.dw, mean.stats)
+        report = {"eps": mean.eps} if self.messages == "full" else {}
         if isinstance(self.gamma, ByValidation):
-            report["gamma"] = {f"{g:g}": int(torch.isclose(uploads.gamma, uploads.gamma.new_tensor(g)).sum())
-                               for g in self.gamma.candidates}
+            chosen = (mean.gamma.double() * len(round.cohort)).round().int().tolist()
+            report["gamma"] = {f"{g:g}": n for g, n in zip(self.gamma.candidates, chosen, strict=True)}
         return Server(theta, c, server.m), report
 
     def personalize(self, task: Task, message: Message, state: State, data: ClientData) -> Model:

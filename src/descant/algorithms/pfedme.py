@@ -14,7 +14,8 @@ from descant.core.parts import Shared
 from descant.core.ranges import Log, Step
 from descant.core.task import Batch, Task
 from descant.core.vector import Model
-from descant.priors.belief import Average, Belief, Counted, GaussianBelief, PriorMethod, Received, Upload
+from descant.priors.belief import Belief, PriorMethod, Received, Upload
+from descant.priors.gaussian import Average, Counted, GaussianBelief
 from descant.priors.grouping import KMeans, grouped
 from descant.priors.precision import Lam, as_rule, inner_step, outer_step, overshooting, strongest, unstable
 from descant.priors.quadratic import Gaussian

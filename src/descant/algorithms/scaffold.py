@@ -77,9 +77,9 @@ class SCAFFOLD(Algorithm):
             c_new = (x.theta - y.theta) / (data.steps * self.eta_l) - correction
         return Upload(y.theta - x.theta, y.stats, c_new - c_i), c_new
 
-    def aggregate(self, server: Server, uploads: Upload, round: Round) -> tuple[Server, dict[str, Any]]:
-        x = Model(server.x.theta + self.eta_g * uploads.dx.mean(0), uploads.stats.mean(0))
-        return Server(x, Tracked()(server.c, uploads.dc, round)), {}
+    def absorb(self, server: Server, mean: Upload, round: Round) -> tuple[Server, dict[str, Any]]:
+        x = Model(server.x.theta + self.eta_g * mean.dx, mean.stats)
+        return Server(x, Tracked()(server.c, mean.dc, round)), {}
 
     def personalize(self, task: Task, message: Message, state: Tensor, data: ClientData) -> Model:
         return self.adapt(task, message, data)

@@ -1,8 +1,9 @@
 """The interface of a method: a handful of pure functions on explicit states.
 
-Only `broadcast` and `aggregate` see the clients as a group. What a client does (`local`,
-`personalize`, `adapt`) is written for ONE client; the simulator lifts it over a cohort, a real node
-runs it as it is. States, messages and uploads are trees: tensors in NamedTuples.
+Only `broadcast` and `aggregate` see the clients as a group; the `aggregate` of most methods is a mean that
+they `absorb`. What a client does (`local`, `personalize`, `adapt`) is written for ONE client; the simulator
+lifts it over a cohort, a real node runs it as it is. States, messages and uploads are trees: tensors in
+NamedTuples.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from descant.core import fields, plugins
 from descant.core.fields import Checked
 from descant.core.random import key, normal, stream
+from descant.core.sums import weighted_mean
 from descant.core.task import Batch, Task
 from descant.core.tree import Tree, map_tree, repeat, take
 from descant.core.vector import Model
@@ -48,14 +51,19 @@ class Round(NamedTuple):
 
     def weights(self, kind: Weights) -> Tensor:
         """What each client of the cohort counts in an average; sums to one."""
-        if kind not in ("uniform", "samples"):
-            raise ValueError(f"weights {kind!r} do not follow from the numbers of samples")
-        weights = torch.ones_like(self.sizes) if kind == "uniform" else self.sizes
+        weights = counted(self.sizes, kind)
         return weights / weights.sum()
 
     def of(self, rows: Tensor) -> Round:
         """The facts of the round for some of its clients."""
         return self._replace(cohort=self.cohort[rows], sizes=self.sizes[rows])
+
+
+def counted(sizes: Tensor, kind: Weights) -> Tensor:
+    """What clients with so many samples count: alike, or by these."""
+    if kind not in ("uniform", "samples"):
+        raise ValueError(f"weights {kind!r} do not follow from the numbers of samples")
+    return torch.ones_like(sizes) if kind == "uniform" else sizes
 
 
 class Message(NamedTuple):
@@ -187,10 +195,33 @@ class Algorithm(Checked, ABC):
         """What ONE client does in an opening, in place of `local`: an upload and a state of the same form."""
         return self.local(task, message, state, data)
 
-    @abstractmethod
+    # -- the server's step: a method writes `absorb`, if a mean is all that it needs, or else `aggregate` --
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether the server must see the uploads one by one, so that they can be neither added up where they
+        are made nor hidden from it: of a method that has an `aggregate` of its own."""
+        own = {"aggregate", "absorb", "needs_rows"}
+        home = next(cls for cls in type(self).__mro__ if own & vars(cls).keys())
+        return not own - {"aggregate"} & vars(home).keys()
+
+    def counts(self, sizes: Tensor) -> Tensor:
+        """What clients with so many training samples count in the mean, up to a common factor."""
+        return counted(sizes, getattr(self, "weights", "uniform"))
+
+    def contribution(self, message: Message, upload: Tree) -> Tree:
+        """What the server needs the mean of, from ONE client that was sent `message`: real numbers."""
+        return upload
+
+    def absorb(self, server: Tree, mean: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
+        """The new state of the server, and what to report, from the weighted mean of the contributions of
+        all clients of `round`. A `note` in the report is told to people."""
+        raise NotImplementedError
+
     def aggregate(self, server: Tree, uploads: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
-        """The new state of the server, and what to report. `uploads` has a row per client of `round`. A
-        `note` in the report is told to people."""
+        """The same from the uploads, with a row per client of `round`."""
+        each = contributions(self.contribution, self.broadcast(server, round), uploads)
+        return self.absorb(server, weighted_mean(each, self.counts(round.sizes)), round)
 
     @abstractmethod
     def personalize(self, task: Task, message: Message, state: Tree, data: ClientData) -> Tree:
@@ -216,6 +247,14 @@ class Algorithm(Checked, ABC):
     def global_model(self, server: Tree) -> Model | None:
         """The one model for all, where the method has one."""
         return None
+
+
+def contributions(one: Callable[[Message, Tree], Tree], message: Message, uploads: Tree) -> Tree:
+    """What `one` makes of every client's upload: a row for each, as in `message.each` and `uploads`."""
+    if uploads == ():
+        return ()
+    lifted = vmap(lambda each, upload: one(Message(message.shared, each), upload))
+    return lifted(message.each, uploads)
 
 
 def written_name(method: type[Algorithm]) -> str:
@@ -276,8 +315,8 @@ def at_most(weights: Tensor, share: float) -> Tensor:
 
 
 def average(models: Model, weights: Tensor) -> Model:
-    """sum_i weights_i model_i: parameters and statistics alike. models: [clients, ...]."""
-    averaged: Model = map_tree(lambda rows: weights.to(rows.dtype) @ rows, models)
+    """The mean of models that count so much: parameters and statistics alike. models: [clients, ...]."""
+    averaged: Model = weighted_mean(models, weights)
     return averaged
 
 

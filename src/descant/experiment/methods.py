@@ -85,6 +85,9 @@ def lacks(method: type[Algorithm]) -> str | None:
     """What a class needs to be a method, with the remedy; None if it has all."""
     if inspect.isabstract(method):
         return f"it lacks the functions {', '.join(sorted(method.__abstractmethods__))}: write them"
+    if method.absorb is Algorithm.absorb and method.aggregate is Algorithm.aggregate:
+        return ("it lacks the function absorb, which takes the mean of the uploads (or aggregate, which "
+                "takes all of them): write it")
     for word, example in (("name", "mymethod"), ("citation", "Who (year), Title")):
         text = getattr(method, word, None)
         if not isinstance(text, str) or not text.strip():

@@ -1,8 +1,9 @@
 """What the server believes about the clients' models, as a value.
 
-A belief is composed of small parts: how the mean follows from the uploads (`Average`, `Descend`), how
-strongly the prior pulls (`precision.py`), what a client counts (`Counted`, `Tempered`), and whether there is
-one belief for all or one per group (`grouping.py`). It has no state: its functions take the server's.
+A belief is composed of small parts: how the mean follows from the uploads (`Average`, `Descend`) and what a
+client counts (`Counted`, `Tempered`: `gaussian.py`), how strongly the prior pulls (`precision.py`), and
+whether there is one belief for all or one per group (`grouping.py`). It has no state: its functions take the
+server's.
 """
 
 from __future__ import annotations
@@ -10,27 +11,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from descant.core.algorithm import (
     Algorithm,
     ClientData,
     Message,
     Round,
-    Weights,
-    at_most,
-    average,
-    interpolate,
 )
 from descant.core.parts import Split, split
 from descant.core.task import Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
-from descant.priors.precision import Pooled, Precision
 from descant.priors.prior import Prior
 from descant.priors.quadratic import Gaussian
 
@@ -85,6 +80,25 @@ class Belief(ABC):
                ) -> tuple[Tree, dict[str, Any]]:
         """The new state, and what to report. Without `learn`, evidence is not used: the mean alone moves."""
 
+    # -- where a mean of what clients contribute is all that it learns from, as in `Algorithm` ------------
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether `update` needs the uploads of all clients one by one."""
+        return True
+
+    def counts(self, sizes: Tensor) -> Tensor:
+        """What clients with so many samples count in the mean, up to a common factor."""
+        raise NotImplementedError
+
+    def contribution(self, sent: Message, upload: Upload) -> Tree:
+        """ONE: what the mean is of."""
+        raise NotImplementedError
+
+    def absorb(self, state: Tree, mean: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
+        """The new state, and what to report, from the mean over the clients of `round`."""
+        raise NotImplementedError
+
     def restarted(self, state: Tree, round: Round) -> Tree:
         """The same centre, with whatever else was learned as before the first round."""
         return state
@@ -96,153 +110,6 @@ class Belief(ABC):
     @abstractmethod
     def client_weights(self, round: Round) -> Tensor | None:
         """What each client counts, where that depends on no upload."""
-
-
-# -- the parts of a Gaussian belief ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Average:
-    """mean <- (1 - beta) mean + beta sum_i p_i upload_i. Beta above 1 is aggregation momentum."""
-
-    beta: float = 1.0
-
-    def __call__(self, old: Model, uploads: Model, weights: Tensor, pulls: Pooled) -> Model:
-        return interpolate(old, average(uploads, weights), self.beta)
-
-
-@dataclass(frozen=True)
-class Descend:
-    """mean <- mean - gamma (sum_i p_i lam_i (mean - upload_i) + 2 ridge mean); without a gamma, the minimiser
-    of sum_i p_i lam_i/2 ||upload_i - mean||^2 + ridge ||mean||^2."""
-
-    gamma: float | None = None
-    ridge: float = 0.0
-
-    def __call__(self, old: Model, uploads: Model, weights: Tensor, pulls: Pooled) -> Model:
-        target = average(uploads, pulls.weights)
-        if self.gamma is None:
-            shrunk = target.theta / (1 + 2 * self.ridge / pulls.precision) if self.ridge else target.theta
-            return Model(shrunk, target.stats)
-        gradient = pulls.precision * (old.theta - target.theta) + 2 * self.ridge * old.theta
-        return Model(old.theta - self.gamma * gradient, target.stats)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What a client counts: alike, or by its samples."""
-
-    kind: Weights = "samples"
-
-    def __call__(self, uploads: Upload, round: Round) -> tuple[Tensor, dict[str, Any]]:
-        return round.weights(self.kind), {}
-
-    def known(self, round: Round) -> Tensor:
-        return round.weights(self.kind)
-
-
-@dataclass(frozen=True)
-class Tempered:
-    """Weights to the power 1 / temperature (FedMAP), in float64: a softmax of logarithms, which neither over-
-    nor underflows. "omega" takes the logarithms that the clients upload, "mean_log" these by sample."""
-
-    kind: Weights | Literal["omega", "mean_log"] = "omega"
-    temperature: float = 1.0
-
-    def __call__(self, uploads: Upload, round: Round) -> tuple[Tensor, dict[str, Any]]:
-        if (w := self.known(round)) is None:
-            logs = uploads.log_weight.double() / (1 if self.kind == "omega" else round.sizes.double())
-            w = torch.softmax(logs / self.temperature, 0)
-            if (lowered := at_most(w, round.most)) is not w:
-                w = lowered / lowered.sum()
-        return w, {"weights": {"most": w.max(), "effective": 1 / w.square().sum()}, "client_weights": w}
-
-    def known(self, round: Round) -> Tensor | None:
-        if self.kind in ("omega", "mean_log"):
-            return None
-        N = round.sizes.double()
-        logs = torch.zeros_like(N) if self.kind == "uniform" else N.log()
-        return torch.softmax(logs / self.temperature, 0)
-
-
-MeanRule: TypeAlias = Callable[[Model, Model, Tensor, Pooled], Model]
-
-
-class Weighting(Protocol):
-    """What each client of a round counts in the mean."""
-
-    def __call__(self, uploads: Upload, round: Round) -> tuple[Tensor, dict[str, Any]]:
-        """The weights, which sum to one, and what to report."""
-
-    def known(self, round: Round) -> Tensor | None:
-        """The weights, where they depend on no upload."""
-
-
-class GaussianState(NamedTuple):
-    """The state of the server, and (with what the rule sends in place of its state) the message."""
-
-    mean: Model
-    pull: Tree  # of the rule for the precision
-
-
-@dataclass(frozen=True)
-class GaussianBelief(Belief):
-    """A Gaussian prior for all clients."""
-
-    precision: Precision
-    mean: MeanRule = Average()
-    weights: Weighting = Counted()
-    #: What evidence is measured from: by the client from what it was sent, or by the server, where the
-    #: uploads are the clients' own models, from its old or its new mean.
-    evidence: Literal["sent", "old", "new"] = "sent"
-
-    def init(self, model: Model, round: Round) -> GaussianState:
-        return GaussianState(model, self.precision.init(model.theta, round))
-
-    def send(self, state: GaussianState, round: Round) -> Message:
-        shared, each = self.precision.send(state.pull, round)
-        return Message(GaussianState(state.mean, shared), each)
-
-    def newcomer(self, state: GaussianState, round: Round) -> Message:
-        return Message(GaussianState(state.mean, self.precision.newcomer(state.pull).shared))
-
-    def prior(self, sent: Message) -> Gaussian:
-        mean, shared = sent.shared
-        return Gaussian(mean.theta, self.precision.value(Message(shared, sent.each)))
-
-    def centre(self, sent: Message) -> Model:
-        state: GaussianState = sent.shared
-        return state.mean
-
-    def tell(self, sent: Message, upload: Model, theta: Model, around: Tensor | None = None) -> Upload:
-        if self.evidence != "sent":
-            return Upload(upload)
-        around = self.centre(sent).theta if around is None else around
-        return Upload(upload, self.precision.evidence(theta.theta, around))
-
-    def update(self, state: GaussianState, uploads: Upload, round: Round, learn: bool = True
-               ) -> tuple[GaussianState, dict[str, Any]]:
-        weights, report = self.weights(uploads, round)
-        pulls = self.precision.pooled(state.pull, weights, round)
-        mean = self.mean(state.mean, uploads.model, weights, pulls)
-        if not learn:
-            return state._replace(mean=mean), report
-        evidence = uploads.evidence
-        if self.evidence != "sent":
-            around = state.mean if self.evidence == "old" else mean
-            measure = vmap(self.precision.evidence, in_dims=(0, None))
-            evidence = measure(uploads.model.theta, around.theta)
-        pull, said = self.precision.update(state.pull, evidence, weights, round)
-        return GaussianState(mean, pull), report | said
-
-    def restarted(self, state: GaussianState, round: Round) -> GaussianState:
-        return self.init(state.mean, round)
-
-    def model(self, state: GaussianState) -> Model:
-        return state.mean
-
-    def client_weights(self, round: Round) -> Tensor | None:
-        return self.weights.known(round)
 
 
 # -- methods -------------------------------------------------------------------------------------------
@@ -323,6 +190,19 @@ class PriorMethod(Algorithm):
     def newcomer(self, server: Tree, round: Round) -> Message:
         return self.belief.newcomer(server, round)
 
+    @property
+    def needs_rows(self) -> bool:
+        return super().needs_rows or self.belief.needs_rows
+
+    def counts(self, sizes: Tensor) -> Tensor:
+        return self.belief.counts(sizes)
+
+    def contribution(self, message: Message, upload: Upload) -> Tree:
+        return self.belief.contribution(message, upload)
+
+    def absorb(self, server: Tree, mean: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
+        return self.belief.absorb(server, mean, round)
+
     def aggregate(self, server: Tree, uploads: Upload, round: Round) -> tuple[Tree, dict[str, Any]]:
         return self.belief.update(server, uploads, round)
 
@@ -344,7 +224,7 @@ class PriorMethod(Algorithm):
 
 @dataclass(frozen=True)
 class Tracked:
-    """The mean of what all clients last told, by the changes c_i(new) - c_i(old) of a cohort:
+    """The mean of what all clients last told, by the mean change c_i(new) - c_i(old) of a cohort:
 
         c <- c + lam mean_{i in S} change_i.
 
@@ -353,6 +233,6 @@ class Tracked:
 
     lam: float | None = None
 
-    def __call__(self, c: Tensor, changes: Tensor, round: Round) -> Tensor:
+    def __call__(self, c: Tensor, change: Tensor, round: Round) -> Tensor:
         share = len(round.cohort) / round.population if self.lam is None else self.lam
-        return c + share * changes.mean(0)
+        return c + share * change

@@ -24,7 +24,8 @@ from descant.core.import_object import imported, is_place, require
 from descant.core.tree import Tree, leaves, map_tree
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.priors.belief import Belief, Upload, Weighting
+from descant.priors.belief import Belief, Upload
+from descant.priors.gaussian import Weighting
 
 
 class Energy(ABC):
@@ -124,10 +125,10 @@ class EnergyBelief(Belief):
 
     def update(self, state: Learned, uploads: Upload, round: Round, learn: bool = True
                ) -> tuple[Learned, dict[str, Any]]:
-        weights, report = self.weights(uploads, round)
+        weights = self.weights(uploads, round)
         gradient = server_gradient(self.energy, state.gamma, uploads.model.theta, weights)
         gamma = map_tree(lambda old, g: old - self.step * g, state.gamma, gradient)
-        return Learned(gamma, average(uploads.model, weights).stats), report
+        return Learned(gamma, average(uploads.model, weights).stats), self.weights.report(weights)
 
     def model(self, state: Learned) -> Model:
         return Model(self.energy.centre(state.gamma), state.stats)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,9 +22,8 @@ from descant.core.task import Batch, Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
 from descant.errors import UsageError
-from descant.priors.belief import Average
 from descant.priors.bregman import Family
-from descant.priors.precision import Pooled
+from descant.priors.gaussian import Average
 from descant.priors.solve import decayed
 
 
@@ -160,9 +159,11 @@ def _imported(place: str) -> Potential:
 class Projected:
     """An average that is put back into the family's domain, which beta > 1 may overshoot."""
 
+    by_pull: ClassVar[bool] = False
+
     family: Family
     beta: float
 
-    def __call__(self, old: Model, uploads: Model, weights: Tensor, pulls: Pooled) -> Model:
-        theta, stats = Average(self.beta)(old, uploads, weights, pulls)
+    def __call__(self, old: Model, mean: Model, precision: Tensor | float) -> Model:
+        theta, stats = Average(self.beta)(old, mean, precision)
         return Model(self.family.project(theta), stats)

@@ -25,14 +25,6 @@ from descant.errors import UsageError
 from descant.priors.adaptive import Choice, practical_lambda, theorem_lambda
 
 
-class Pooled(NamedTuple):
-    """What the pulls of a cohort's priors come to together: sum_i p_i lam_i (w - w_i) = precision (w - mean),
-    where the mean is that of the w_i with these weights."""
-
-    weights: Tensor  # [cohort] p_i lam_i, made to sum to one
-    precision: Tensor | float  # sum_i p_i lam_i: a number, or one for each coordinate
-
-
 class Precision(ABC):
     """A rule for the precision of a Gaussian prior."""
 
@@ -53,15 +45,6 @@ class Precision(ABC):
         lam: Tensor = sent.each if isinstance(sent.each, Tensor) else sent.shared
         return lam
 
-    def pooled(self, state: Tree, weights: Tensor, round: Round) -> Pooled:
-        """The pulls of the cohort's priors together, where client i counts weights_i."""
-        sent = self.send(state, round)
-        lam = self.value(sent)
-        if not (isinstance(sent.each, Tensor) and isinstance(lam, Tensor)):
-            return Pooled(weights, lam)  # one for all
-        pulls = weights.to(lam.dtype) * lam
-        return Pooled(pulls / pulls.sum(), pulls.sum())
-
     def ridge(self) -> float:
         """The weight of ||mean||^2 in what a server minimises that learns mean and precision together."""
         return 0.0
@@ -70,13 +53,21 @@ class Precision(ABC):
     def upper_bound(self) -> float:
         """The largest precision that there can be: what step sizes must be fit for."""
 
+    #: Whether the rule learns from the evidence of every client by itself; otherwise from its mean.
+    needs_rows: ClassVar[bool] = False
+
     def evidence(self, theta: Tensor, mean: Tensor) -> Tree:
         """What ONE client tells after its work."""
         return ()
 
-    def update(self, state: Tree, evidence: Tree, weights: Tensor, round: Round
-               ) -> tuple[Tree, dict[str, Any]]:
-        """The new state, and what to report. `evidence` and `weights` have a row per client of `round`."""
+    def recentred(self, evidence: Tree, shift: Tree, gap: Tensor) -> Tree:
+        """The mean evidence around a mean that lies `gap` from the one it was measured around, where the
+        clients' models lie `shift` from that on average."""
+        return evidence
+
+    def update(self, state: Tree, evidence: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
+        """The new state, and what to report. `evidence` is the mean over the clients of `round`, or has a row
+        for each."""
         return state, {}
 
 
@@ -180,6 +171,7 @@ class Adaptive(Checked, Precision):
     """
 
     name: ClassVar[str] = "adaptive"
+    needs_rows: ClassVar[bool] = True
 
     rule: Literal["practical", "theorem"] = hyper("practical", "how lambda follows from R")
     pilot: float = hyper(0.1, "lambda of the pilot rounds", gt=0)
@@ -215,8 +207,7 @@ class Adaptive(Checked, Precision):
     def evidence(self, theta: Tensor, mean: Tensor) -> Tensor:
         return (theta - mean).square().sum()
 
-    def update(self, state: Adapted, evidence: Tensor, weights: Tensor, round: Round
-               ) -> tuple[Adapted, dict[str, Any]]:
+    def update(self, state: Adapted, evidence: Tensor, round: Round) -> tuple[Adapted, dict[str, Any]]:
         if int(state.heard) >= self.rounds:
             return state, {"lam": state.lam}
         square, size = state.square.clone(), state.size.clone()
@@ -293,9 +284,11 @@ class LearnedVariance(Checked, Precision):
     def evidence(self, theta: Tensor, mean: Tensor) -> Tensor:
         return (theta - mean).square()
 
-    def update(self, state: Tensor, evidence: Tensor, weights: Tensor, round: Round
-               ) -> tuple[Tensor, dict[str, Any]]:
-        V = weights.to(evidence.dtype) @ evidence
+    def recentred(self, evidence: Tensor, shift: Tensor, gap: Tensor) -> Tensor:
+        return (evidence - gap * (2 * shift - gap)).clamp(min=0)
+
+    def update(self, state: Tensor, evidence: Tensor, round: Round) -> tuple[Tensor, dict[str, Any]]:
+        V = evidence.to(state.dtype)
         if self.lr == "exact":
             s = stationary_s(V, self.c, self.epsilon)
         else:

@@ -1,0 +1,133 @@
+"""Sums whose last bit does not depend on who is added when, where, or with whom.
+
+Clients are added up where they are trained: chunk by chunk, in several processes, as their replies arrive. In
+floating point (a + b) + c is not a + (b + c), and so a run would depend on its backend. Here a number is cut
+into pieces on fixed grids, whose units are 2^(32 j) for whole j: its piece on grid j is what is left of it by
+the grids above, rounded to a multiple of the unit. A piece has at most 32 bits, and float64 adds up to 2^20
+of them without rounding, in any order. Of a tensor the three grids below its largest number are kept, so that
+at least 64 bits below that number count. Which these are depends on the numbers alone, as every piece does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from descant.core.tree import Tree, leaves, map_tree, rebuild
+from descant.errors import DescantError
+
+WIDTH, GRIDS = 32, 3  # bits of a piece; grids that are kept
+MOST = 2**20  # clients in a sum
+LOWEST = -28  # the first of the grids that are kept, at least: below them are no normal numbers
+LARGEST = 2.0**900  # of a number: above are no grids
+BLOCK = 2**15  # numbers that are cut together: they stay in the cache
+
+
+class Binned(NamedTuple):
+    """The sum of some tensors, by grids."""
+
+    top: int  # the first of the grids
+    pieces: Tensor  # float64 [GRIDS, ...] the sums of the pieces on grids top, top - 1, ...
+
+    @classmethod
+    def nothing(cls, shape: torch.Size) -> Self:
+        return cls(LOWEST, torch.zeros(GRIDS, *shape, dtype=torch.float64))
+
+    @classmethod
+    def of(cls, rows: Tensor, weights: Tensor, largest: float) -> Self:
+        """The sum of weights_i rows_i, of which none is larger than `largest`. rows: [n, ...]."""
+        top = _top(largest)
+        flat = rows.reshape(len(rows), -1)
+        pieces = torch.zeros(GRIDS, flat.shape[1], dtype=torch.float64)
+        width = max(1, BLOCK // len(rows))
+        counts = weights.double()[:, None]
+        for start in range(0, flat.shape[1], width):
+            _cut(flat[:, start : start + width] * counts, top, pieces[:, start : start + width])
+        return cls(top, pieces.reshape(GRIDS, *rows.shape[1:]))
+
+    def plus(self, other: Binned) -> Binned:
+        """The sum of both. What lies below the grids of the larger one counts no more."""
+        high, low = (self, other) if self.top >= other.top else (other, self)
+        if (down := high.top - low.top) == 0:
+            return Binned(high.top, high.pieces + low.pieces)
+        pieces = high.pieces.clone()
+        if down < GRIDS:
+            pieces[down:] += low.pieces[: GRIDS - down]
+        return Binned(high.top, pieces)
+
+    def value(self) -> Tensor:
+        total = self.pieces[0]
+        for lower in self.pieces[1:]:
+            total = total + lower
+        return total
+
+
+def _top(largest: float) -> int:
+    """The first grid on which a number has a piece: it is less than half a unit of the one above."""
+    if largest == 0:
+        return LOWEST
+    _, exponent = math.frexp(largest)  # largest < 2^exponent
+    return max(LOWEST, -(-(exponent + 1) // WIDTH) - 1)
+
+
+def _cut(numbers: Tensor, top: int, pieces: Tensor) -> None:
+    """Add the pieces of numbers [n, d], which are used up, to the sums on the grids [GRIDS, d]."""
+    piece = torch.empty_like(numbers)
+    for k in range(GRIDS):
+        shift = 1.5 * 2.0 ** (52 + WIDTH * (top - k))  # numbers of this size are whole multiples of the unit
+        torch.add(numbers, shift, out=piece).sub_(shift)
+        pieces[k] += piece.sum(0)
+        if k + 1 < GRIDS:
+            numbers.sub_(piece)
+
+
+@dataclass(frozen=True)
+class Total:
+    """The weighted sum of what some clients contribute, which any order and grouping of them gives."""
+
+    clients: int = 0
+    weight: Binned = field(default_factory=lambda: Binned.nothing(torch.Size()))  # the sum of the weights
+    parts: Mapping[str, Binned] = field(default_factory=dict)  # by the names of a contribution's tensors
+
+    @classmethod
+    def of(cls, contributions: Tree, weights: Tensor) -> Total:
+        """Of contributions with a leading axis [n], and what each counts [n]."""
+        parts = {}
+        for name, rows in leaves(contributions):
+            flat = rows.reshape(len(rows), -1)
+            sizes = flat.abs().amax(1) if flat.shape[1] else weights.new_zeros(len(rows))
+            parts[name] = Binned.of(rows, weights, float((sizes.double() * weights.double()).max()))
+        ones = torch.ones_like(weights, dtype=torch.float64)
+        return cls(len(weights), Binned.of(ones, weights, float(weights.max())), parts)
+
+    def plus(self, other: Total) -> Total:
+        if not other.clients or not self.clients:
+            return self if self.clients else other
+        if (clients := self.clients + other.clients) > MOST:
+            raise DescantError(f"a round can add up {MOST:,} clients at most: set train.cohort to that")
+        return Total(clients, self.weight.plus(other.weight),
+                     {name: part.plus(other.parts[name]) for name, part in self.parts.items()})
+
+    def mean(self, form: Tree) -> Tree:
+        """The weighted mean, in the form of a contribution: each tensor has its type there."""
+        weight = self.weight.value()
+        return rebuild(form, {name: (self.parts[name].value() / weight).to(like.dtype)
+                              for name, like in leaves(form)})
+
+
+def added(totals: Iterable[Total]) -> Total:
+    """The sum of all."""
+    whole = Total()
+    for total in totals:
+        whole = whole.plus(total)
+    return whole
+
+
+def weighted_mean(rows: Tree, weights: Tensor) -> Tree:
+    """The mean of rows [n, ...] that count weights [n]."""
+    return Total.of(rows, weights).mean(map_tree(lambda tensor: tensor[0], rows))
