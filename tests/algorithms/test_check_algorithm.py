@@ -300,6 +300,20 @@ class Wide(Good):
         return found._replace(w=Model(found.w.theta.double(), found.w.stats)), report
 
 
+class TwoSteps(Good):
+    """Its server has two steps, which do not agree."""
+
+    def absorb(self, server: Server, mean: Any, round: Round) -> Any:
+        return Server(server.w, server.seen), {}
+
+
+class WholeNumbers(TwoSteps):
+    """Clients contribute something that has no mean."""
+
+    def contribution(self, message: Message, upload: Any) -> Any:
+        return upload._replace(seen=upload.seen.long())
+
+
 class Graph(Good):
     """A state that still has a gradient."""
 
@@ -429,6 +443,8 @@ FAULTS: dict[type[Good], tuple[str, str]] = {
     NoReport: ("trees", "aggregate must return the server's state, and a report"),
     Narrow: ("dtype", r"init_server returns: seen is torch\.float32, where the run is in torch\.float64"),
     Wide: ("dtype", r"w\.theta is torch\.float64, where the run is in torch\.float32"),
+    TwoSteps: ("sums", "absorb makes something else of the mean .* than aggregate of the uploads"),
+    WholeNumbers: ("sums", "contribution returns something else than real numbers"),
     Graph: ("trees", "init_client returns: theta still has a gradient"),
     KnowsNewcomers: ("newcomer", "newcomer (fails with IndexError|sends what depends on who asks)"),
     MarksNewcomers: ("newcomer", "newcomer sends what depends on who asks"),
