@@ -304,7 +304,7 @@ class TwoSteps(Good):
     """Its server has two steps, which do not agree."""
 
     def absorb(self, server: Server, mean: Any, round: Round) -> Any:
-        return Server(server.w, server.seen), {}
+        return Server(Model(-server.w.theta, server.w.stats), server.seen), {}
 
 
 class WholeNumbers(TwoSteps):

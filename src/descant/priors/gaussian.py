@@ -229,7 +229,7 @@ class GaussianBelief(Belief):
                ) -> tuple[GaussianState, dict[str, Any]]:
         weights = self.weights(uploads, round)
         each = contributions(self.contribution, self.send(state, round), uploads)
-        told: Told = weighted_mean(each, weights)
+        told: Told = weighted_mean(each, weights if self.weights.needs_rows else self.counts(round.sizes))
         mean = self._moved(state, told, round)
         if not learn:
             return state._replace(mean=mean), self.weights.report(weights)
