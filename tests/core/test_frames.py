@@ -176,3 +176,45 @@ def test_one_column_of_arrays():
 def test_what_is_wrong_is_said(options, words):
     with pytest.raises(UsageError, match=words):
         made(**options)
+
+
+# -- what people try ---------------------------------------------------------------------------------------
+
+
+def test_structured_arrays_and_arrow_tables():
+    pyarrow = pytest.importorskip("pyarrow")
+    same = made().fingerprint()
+    assert made(frame().to_records(index=False)).fingerprint() == same
+    assert made(pyarrow.Table.from_pandas(frame())).fingerprint() == same
+
+
+def test_text_of_pandas_says_whose_row_it_is():
+    table = frame()
+    found = Federation.from_arrays(table[["age"]], table["smoker"].astype(int), table["hospital"])
+    assert found.names == ("east", "north", "south")
+
+
+ROWS = np.zeros((N, 2))
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    (lambda: Federation.from_frame(frame(), target="ill"), "client is missing: name"),
+    (lambda: Federation.from_frame(frame(), client="hospital"), "target is missing: name"),
+    (lambda: made(target=["ill"]), r"\['ill'\] is no column"),
+    (lambda: made(columns="age"), r"columns must be a list: columns=\['age'\]"),
+    (lambda: made(tset=0.2), "unknown option 'tset': did you mean 'test'"),
+    (lambda: Federation.from_arrays(frame(), COLUMNS["age"], COLUMNS["hospital"]), r"x must be .*from_frame"),
+    (lambda: Federation.from_arrays(ROWS, COLUMNS["ill"], COLUMNS["hospital"]), r"y .*from_frame"),
+])
+def test_mistakes(wrong, words):
+    with pytest.raises(UsageError, match=words):
+        wrong()
+
+
+def test_datasets_that_are_several_or_streamed():
+    datasets = pytest.importorskip("datasets")
+    one = datasets.Dataset.from_pandas(frame())
+    with pytest.raises(UsageError, match=r"DatasetDict with train, test: .*dataset\['train'\]"):
+        made(datasets.DatasetDict({"train": one, "test": one}))
+    with pytest.raises(UsageError, match="is a stream"):
+        made(one.to_iterable_dataset())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -248,8 +249,8 @@ class Federation:
         return dataclasses.replace(made, notes=about_labels(labels) + made.notes)
 
     @classmethod
-    def from_frame(cls, frame: Any, *, target: Any, client: Any, group: Any = None, split: Any = None,
-                   columns: Sequence[Any] | None = None, **options: Any) -> Federation:
+    def from_frame(cls, frame: Any, *, target: Any = None, client: Any = None, group: Any = None,
+                   split: Any = None, columns: Sequence[Any] | None = None, **options: Any) -> Federation:
         """A federation from a table with a column for the client of each row.
 
         `frame` is a pandas DataFrame, a Hugging Face dataset, a mapping of columns, or anything with a length
@@ -261,24 +262,13 @@ class Federation:
         """
         from descant.core import frames
 
-        found = frames.columns_of(frame)
-        special = {"target": target, "client": client, "group": group, "split": split}
-        used = {what: name for what, name in special.items() if name is not None}
-        for name in (*used.values(), *(columns or ())):
-            if name not in found:
-                raise unknown("column", name, map(str, found))
-        features = [name for name in found if name not in used.values()] if columns is None else list(columns)
-        if wrong := [name for name in features if name in used.values()]:
-            raise UsageError(f"the column {wrong[0]!r} cannot be a feature: it says the "
-                             f"{next(what for what, name in used.items() if name == wrong[0])}")
-        if not features:
-            raise UsageError("no column is left for the features")
-        x, names = frames.joined({name: frames.feature(name, found[name]) for name in features})
-        y, classes = frames.target(target, found[target])
-        own: dict[str, Any] = {what: frames.ids(name, found[name]) for what, name in used.items()
-                               if what != "target"}
-        known = {} if classes is None else {"classes": len(classes), "class_names": classes}
-        own |= {"column_names": names} | known | options
+        known = inspect.signature(cls.from_arrays).parameters
+        for option in options:
+            if option not in known:
+                raise unknown("option", option, [name for name in known if name not in ("x", "y")])
+        roles = {"target": target, "client": client, "group": group, "split": split}
+        x, y, own = frames.arrays(frame, roles, columns)
+        own |= options
         return cls.from_arrays(x, y, **own)
 
     @classmethod
@@ -351,6 +341,10 @@ def _as_tensor(values: Any, name: str) -> Tensor:
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             tensor = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
     except (TypeError, ValueError) as error:
+        if np.asarray(values).dtype.kind in "OUS":
+            raise UsageError(f"{name} must be an array of numbers, and this holds text or objects: tables "
+                             "with text, and names of classes, are read by Federation.from_frame(table, "
+                             "target=..., client=...)") from None
         raise UsageError(f"{name} must be an array of numbers: {error}") from None
     if not tensor.dim():
         raise UsageError(f"{name} must be an array with one row per sample, not {values!r}")
@@ -362,6 +356,8 @@ def _as_tensor(values: Any, name: str) -> Tensor:
 def _as_ids(values: Any, name: str, rows: int | None = None) -> np.ndarray:
     """One id for each row: numbers or text."""
     ids = np.asarray(values)
+    if ids.dtype.kind == "O" and all(isinstance(value, str) for value in ids.ravel()):  # as pandas has text
+        ids = ids.astype(str)
     if rows is not None and len(ids) != rows:
         raise UsageError(f"{name} has {len(ids)} rows, but x has {rows}: give each sample one")
     missing = ids.dtype.kind == "f" and bool(np.isnan(ids).any())

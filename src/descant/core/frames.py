@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from descant.errors import UsageError
+from descant.errors import UsageError, unknown
 
 FEW = 20  # so many different texts are categories, whatever the number of rows
 
@@ -42,6 +42,37 @@ class Labelled(NamedTuple):
     names: tuple[str, ...]
 
 
+def arrays(table: Any, roles: Mapping[str, Any], columns: Sequence[Any] | None
+           ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """The samples and targets of a table, and what else `Federation.from_arrays` is told. `roles` has the
+    columns for "target", "client", "group" and "split"; the last two may be None."""
+    for what in ("target", "client"):
+        if roles[what] is None:
+            raise UsageError(f"{what} is missing: name the column to predict as target, and the one that says "
+                             "whose row it is as client")
+    if isinstance(columns, str):
+        raise UsageError(f"columns must be a list: columns=[{columns!r}]")
+    found = columns_of(table)
+    used = {what: name for what, name in roles.items() if name is not None}
+    for name in (*used.values(), *(columns or ())):
+        if not isinstance(name, Hashable):
+            raise UsageError(f"{name!r} is no column: name one column for each role")
+        if name not in found:
+            raise unknown("column", name, map(str, found))
+    features = [name for name in found if name not in used.values()] if columns is None else list(columns)
+    if wrong := [name for name in features if name in used.values()]:
+        raise UsageError(f"the column {wrong[0]!r} cannot be a feature: it says the "
+                         f"{next(what for what, name in used.items() if name == wrong[0])}")
+    if not features:
+        raise UsageError("no column is left for the features")
+    x, names = joined({name: feature(name, found[name]) for name in features})
+    y, classes = target(roles["target"], found[roles["target"]])
+    own: dict[str, Any] = {what: ids(name, found[name]) for what, name in used.items() if what != "target"}
+    if classes is not None:
+        own |= {"classes": len(classes), "class_names": classes}
+    return x, y, own | {"column_names": names}
+
+
 def columns_of(table: Any) -> dict[Any, Any]:
     """The columns of a data frame, a Hugging Face dataset, a mapping of columns, or anything with a length
     whose items are mappings or tuples, such as a torch Dataset: then a column is a name or a position."""
@@ -51,7 +82,12 @@ def columns_of(table: Any) -> dict[Any, Any]:
             raise UsageError(f"the frame has the column {next(n for n in names if names.count(n) > 1)!r} "
                              "twice: rename one")
         return {name: table[name] for name in names}
-    if hasattr(table, "column_names") and hasattr(table, "with_format"):  # Hugging Face
+    if names := getattr(getattr(table, "dtype", None), "names", None):  # a structured array of numpy
+        return {name: table[name] for name in names}
+    if hasattr(table, "column_names") and hasattr(table, "to_pylist"):  # Arrow
+        return {name: _objects(table[name].to_pylist()) for name in table.column_names}
+    if hasattr(table, "with_format"):  # Hugging Face
+        _require_whole(table)
         found = dict(table.with_format("numpy")[:])
         return {name: Labelled(values, tuple(table.features[name].names))
                 if hasattr(table.features[name], "names") else values for name, values in found.items()}
@@ -69,6 +105,17 @@ def columns_of(table: Any) -> dict[Any, Any]:
     if isinstance(first, tuple | list):
         return {place: _objects([row[place] for row in rows]) for place in range(len(first))}
     raise UsageError(f"a row of the table is a {type(first).__name__}: it must be a mapping or a tuple")
+
+
+def _require_whole(table: Any) -> None:
+    """Refuse datasets of Hugging Face that are several, or a stream."""
+    if isinstance(table, Mapping):
+        raise UsageError(f"the table is a DatasetDict with {', '.join(map(str, table))}: choose one, as in "
+                         f"dataset[{next(iter(table), 'train')!r}], or join them with datasets."
+                         "concatenate_datasets and a column that says the split")
+    if not hasattr(table, "__len__"):
+        raise UsageError("the table is a stream, and the rows of a client are read many times: make a dataset "
+                         "of it first, without streaming=True")
 
 
 def feature(name: Any, column: Any) -> Encoded:
