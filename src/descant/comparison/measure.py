@@ -182,7 +182,7 @@ def _of_round(run: Run, snapshot: Snapshot, clients: np.ndarray, scale: _Scale,
     """The figures of some clients after one round, for each kind of model, with their pooled rows at the end.
     `influences` takes what each test row does to the figures of its client's own model."""
     federation, task = run.setup.federation, run.setup.task
-    shared = run.setup.algorithm.global_model(snapshot.server)
+    shared = run.work.algorithm.global_model(snapshot.server)
     kinds = ("personal",) if shared is None else ("personal", "global")
     every = all_test_rows(federation) if run.setup.eval.rows == "all" else None
     everywhere = np.full((len(clients) + 1, len(scale.names)), np.nan)

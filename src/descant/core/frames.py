@@ -48,8 +48,8 @@ def arrays(table: Any, roles: Mapping[str, Any], columns: Sequence[Any] | None
     columns for "target", "client", "group" and "split"; the last two may be None."""
     for what in ("target", "client"):
         if roles[what] is None:
-            raise UsageError(f"{what} is missing: name the column to predict as target, and the one that says "
-                             "whose row it is as client")
+            raise UsageError(f"{what} is missing: name the column to predict as target, and the one that "
+                             "says whose row it is as client")
     if isinstance(columns, str):
         raise UsageError(f"columns must be a list: columns=[{columns!r}]")
     found = columns_of(table)
@@ -82,8 +82,8 @@ def columns_of(table: Any) -> dict[Any, Any]:
             raise UsageError(f"the frame has the column {next(n for n in names if names.count(n) > 1)!r} "
                              "twice: rename one")
         return {name: table[name] for name in names}
-    if names := getattr(getattr(table, "dtype", None), "names", None):  # a structured array of numpy
-        return {name: table[name] for name in names}
+    if named := getattr(getattr(table, "dtype", None), "names", None):  # a structured array of numpy
+        return {name: table[name] for name in named}
     if hasattr(table, "column_names") and hasattr(table, "to_pylist"):  # Arrow
         return {name: _objects(table[name].to_pylist()) for name in table.column_names}
     if hasattr(table, "with_format"):  # Hugging Face
@@ -114,8 +114,8 @@ def _require_whole(table: Any) -> None:
                          f"dataset[{next(iter(table), 'train')!r}], or join them with datasets."
                          "concatenate_datasets and a column that says the split")
     if not hasattr(table, "__len__"):
-        raise UsageError("the table is a stream, and the rows of a client are read many times: make a dataset "
-                         "of it first, without streaming=True")
+        raise UsageError("the table is a stream, and the rows of a client are read many times: make a "
+                         "dataset of it first, without streaming=True")
 
 
 def feature(name: Any, column: Any) -> Encoded:

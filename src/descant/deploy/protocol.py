@@ -65,6 +65,9 @@ def load_experiment(file: Path, settings: Sequence[str], allow: Sequence[str] = 
     if spec.partition_file is not None:
         raise UsageError("data.partition_file assigns rows to clients, but in a remote federation every "
                          "client has its own: leave it out")
+    if experiment.train.average is not None:
+        raise UsageError("train.average is for simulations: in a remote federation, clients predict with the "
+                         "models of the best round; leave it out")
     if experiment.train.availability is not None:
         raise UsageError("train.availability is for simulations; here clients come and go by themselves: "
                          "leave it out, and see --deadline")

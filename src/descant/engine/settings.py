@@ -35,6 +35,9 @@ class Train(Checked):
     patience: int | None = hyper(
         None, "stop when the validation figures have not improved for so many evaluations; rounds is then "
               "the most there are; absent: all rounds are played", ge=1)
+    average: int | None = hyper(
+        None, "the last so many rounds over which the models that clients predict with are averaged; absent: "
+              "they are those of a round", ge=1)
     drop: float = hyper(0.0, "share of each round's clients that drop out at random before they start",
                         ge=0, lt=1)
     seed: int = hyper(0, "seed of sampling, batches and initial model", ge=0)
@@ -56,6 +59,11 @@ class Train(Checked):
             torch.device(self.device)
         except RuntimeError:
             raise UsageError(f'train.device must be "cpu" or "cuda", not {self.device!r}') from None
+        if self.average is not None and self.average > self.rounds:
+            raise UsageError(f"train.average = {self.average} is more than train.rounds = {self.rounds}")
+        if self.average is not None and self.patience is not None:
+            raise UsageError("train.average is over the last rounds, and train.patience may end a run before "
+                             "these: leave one of them out")
         if self.availability is not None:
             object.__setattr__(self, "availability", str(Path(self.availability).expanduser().absolute()))
         elif self.deadline is not None:

@@ -148,7 +148,7 @@ class Run:
 
     def global_model(self, which: Which = "best") -> nn.Module:
         """The model for all as an ordinary module."""
-        model = self.setup.algorithm.global_model(self.snapshot(which).server)
+        model = self.work.algorithm.global_model(self.snapshot(which).server)
         if model is None:
             raise UsageError(f"{self.setup.algorithm.name} has no global model")
         return self._module(model)

@@ -16,6 +16,7 @@ from descant.core.federation import Federation
 from descant.core.metric import AUROC
 from descant.core.privacy.settings import Privacy
 from descant.core.task import Task
+from descant.engine.averaging import averaged
 from descant.engine.evaluation import evaluated_clients
 from descant.engine.protect import protected, settled
 from descant.engine.rounds import Training
@@ -53,7 +54,12 @@ class Setup:
         work = Work(self.algorithm, self.task, self.federation, self.train.seed, self.train.batch,
                     self.train.local, torch.device(self.train.device), self.most,
                     self.eval.metric == AUROC)
-        return work if self.privacy is None else protected(work, self.train, self.privacy)
+        if self.privacy is not None:
+            work = protected(work, self.train, self.privacy)
+        if self.train.average is None:
+            return work
+        first = self.train.rounds - self.train.average + 1
+        return dataclasses.replace(work, algorithm=averaged(work.algorithm, first))
 
     def training(self) -> Training:
         if self.privacy is not None and self.eval.diagnostics:
