@@ -20,6 +20,8 @@ _VOCABULARY = ("tests/core/test_vocabulary.py",)
 _FUSED = ("tests/priors/test_fused.py",)
 _TRAINING = ("tests/experiment/test_training.py",)
 _RUNS = ("tests/experiment/test_runs.py", "tests/engine/test_faults.py")
+_ROBUST = ("tests/core/test_robust.py",)
+_GUARD = ("tests/engine/test_attack_and_guard.py",)
 _OWN = ("tests/experiment/test_own_methods.py",)
 _CHECKS = ("tests/algorithms/test_check_algorithm.py",)
 
@@ -50,6 +52,20 @@ MUTATIONS: tuple[Mutation, ...] = (
              "share = 1.0 if self.lam is None else self.lam", ("tests/algorithms/test_methods.py",
                                                                *_method("pfedgt")),
              "c is no longer the mean of all c_i"),
+    # -- robust rules and attackers --------------------------------------------------------------------
+    Mutation("core/robust.py", "upper = values.gather(0, (upto <= 0.5 + _TIE)", "upper = values.gather(0, (upto < 0.5 - _TIE)",
+             _ROBUST, "of two middle values the median takes the lower"),
+    Mutation("core/robust.py", "before.clamp(min=share)", "before", _ROBUST, "only the upper end is trimmed"),
+    Mutation("core/robust.py", "max(1, n - wrong - 2)", "n - 1", _ROBUST, "Krum looks at all neighbours"),
+    Mutation("engine/screen.py", "after[at] = sent[attack[sound]]", "after[at] = rows[at]", _GUARD,
+             "attackers send what they learned"),
+    Mutation("engine/screen.py", "facts.of(chosen)", "facts.of(torch.arange(len(chosen)))", _GUARD,
+             "those that Krum chooses count as the first ones"),
+    Mutation("engine/rounds.py", "moved = chosen if self.work.algorithm.tracking else", "moved =", _GUARD,
+             "who was left out moves its control variate"),
+    Mutation("engine/robust.py", "sizes=round.sizes.clamp(max=limit), ", "", _GUARD, "claimed counts are believed"),
+    Mutation("experiment/setup.py", "np.setdiff1d(np.arange(self.federation.population), self.attackers)",
+             "np.arange(self.federation.population)", _GUARD, "attackers are scored"),
     # -- groups ----------------------------------------------------------------------------------------
     Mutation("priors/grouping.py", "which = torch.where(joining, state.K, which)", "which = which", _method("cgpfl"),
              "who joins late starts from cluster 0"),

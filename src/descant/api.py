@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
@@ -23,7 +23,10 @@ from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
 from descant.core.losses import Loss, LossName
 from descant.core.permit import ran
+from descant.core.privacy.settings import Privacy
 from descant.core.task import Task
+from descant.engine.attack import Attack
+from descant.engine.robust import Robust
 from descant.engine.settings import Eval, Train
 from descant.errors import DescantError, UsageError
 from descant.experiment import config, methods
@@ -44,6 +47,8 @@ Described: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Experiment |
 Settings: TypeAlias = Mapping[str, Any] | Sequence[str]  # {"train.rounds": 5}, or ["train.rounds=5"]
 Watchers: TypeAlias = Observer | Sequence[Observer] | None
 
+T = TypeVar("T")
+
 
 def run(
     algorithm: Algorithm | str,
@@ -55,6 +60,9 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     eval: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
+    robust: Mapping[str, Any] | None = None,
+    attack: Mapping[str, Any] | None = None,
     observer: Watchers = None,
     on_round: Callback | None = None,
     on_evaluate: Callback | None = None,
@@ -65,9 +73,10 @@ def run(
     """Train a federation; returns the run, with its figures and every client's model.
 
     `train` are the fields of the [train] section: `rounds`, `cohort`, `batch`, `local={"steps": 20}`, `seed`,
-    `backend`, `dtype` and so on; `eval` those of [eval]. With `out` the run is kept in a directory: the same
-    call with `resume=True` continues it after a kill, or loads it if it is finished. Without, it is in
-    memory. `progress` shows a bar on standard error; by default where that is a terminal or a notebook. An
+    `backend`, `dtype` and so on; `eval` those of [eval], `privacy`, `robust` and `attack`
+    those of the sections of these names. With `out` the run is kept in a directory: the same call with
+    `resume=True` continues it after a kill, or loads it if it is finished. Without, it is in memory.
+    `progress` shows a bar on standard error; by default where that is a terminal or a notebook. An
     `observer` (`descant.experiment.observe.Observer`), or several, take its place; `descant.TensorBoard()`,
     `descant.MLflow()` and `descant.WandB()` are beside it. `on_round(run, row)` is called after
     every round and `on_evaluate(run, row)` after every evaluated one, with its line of metrics; `run.stop()`
@@ -84,8 +93,6 @@ def run(
     if not isinstance(method, Algorithm):
         raise UsageError("algorithm must be a name or a method such as FedAvg() (with brackets), "
                          f"not {algorithm!r}")
-    if eval is not None and not isinstance(eval, Mapping):
-        raise UsageError(f'eval must hold the fields of [eval], such as {{"every": 5}}, not {eval!r}')
     settings = fields.parse(Train, {name: os.fspath(value) if isinstance(value, os.PathLike) else value
                                     for name, value in train.items()}, "train")
     federation = federation.to(settings.torch_dtype)
@@ -100,13 +107,25 @@ def run(
     own = section is None or initial is not None or callable(loss)
     origin = None if federation.origin is None or own else {
         "data": dict(federation.origin), "model": section}
-    setup = Setup(method, task, federation, settings, fields.parse(Eval, eval or {}, "eval"), origin, section)
+    setup = Setup(method, task, federation, settings, _section_of(Eval, eval or {}, "eval"), origin, section,
+                  privacy=None if privacy is None else _section_of(Privacy, privacy, "privacy"),
+                  robust=None if robust is None else _section_of(Robust, robust, "robust"),
+                  attack=None if attack is None else _section_of(Attack, attack, "attack"))
     if resume and place is None:
         raise UsageError("resume=True needs the directory of the run as out")
     with _watching(observer, progress, on_round, on_evaluate) as watcher:
         if resume and place is not None and (place / "config.toml").exists():
             return runs.resume(place, setup, observer=watcher)
         return runs.start(setup, place, watcher)
+
+
+def _section_of(kind: type[T], given: Mapping[str, Any], name: str) -> T:
+    """The section with these fields."""
+    if not isinstance(given, Mapping):
+        first = fields.describe(kind)[0]
+        raise UsageError(f"{name} must hold the fields of [{name}], such as "
+                         f"{{{first.name!r}: {first.default!r}}}, not {given!r}")
+    return fields.parse(kind, given, name)
 
 
 @contextmanager

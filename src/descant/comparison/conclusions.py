@@ -49,6 +49,9 @@ def notes(results: Results) -> list[str]:
                             for label, seeds in missing.items())
         found.append(f"Runs are missing: {lacking}. Methods are compared over the seeds that all of them "
                      "have.")
+    if (attack := results.plan.experiment.attack) is not None:
+        found.append(f"{attack.share:.0%} of the clients attack ({attack.kind}), others in every repetition. "
+                     "All figures are those of the honest ones.")
     found += [f"{run} failed: {why}." for run, why in results.failures.items()]
     found += [f"In the grid of {family}, {label} is best on validation data and is compared with the other "
               "methods." for family, label in results.chosen.items()]

@@ -218,7 +218,7 @@ class RemoteExperiment:
         """One side of the experiment as a run."""
         sections = self.experiment.dump()
         return Setup(self.experiment.algorithm, task, federation, self.train, self.experiment.eval,
-                     {name: sections[name] for name in ("data", "model")})
+                     {name: sections[name] for name in ("data", "model")}, robust=self.experiment.robust)
 
     def shapes(self, task: Task) -> Shapes:
         """By a dry run: clients with one row of zeros do a round without batches."""

@@ -74,6 +74,9 @@ def run_server(experiment: Experiment, transport: ServerTransport, out: Path, cl
     if rules.at_least > clients:
         raise UsageError(f"at least {rules.at_least} clients must reply in every round, but there are "
                          f"{clients}: lower it")
+    if experiment.attack is not None:
+        raise UsageError("[attack] simulates attackers with `descant run`; a real federation has none of its "
+                         "own: take the section out")
     _require_enough(experiment, clients)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
@@ -106,7 +109,7 @@ def _require_enough(experiment: Experiment, clients: int) -> None:
 
     def begin(count: int) -> None:
         remote = RemoteExperiment(stand_in, SampleFormat((2,), target_dtype="int64", classes=2), count, "")
-        Training(remote.local_work(remote.task()), remote.train)
+        Training(remote.local_work(remote.task()), remote.train).screen(experiment.robust, None)
 
     try:
         begin(clients)

@@ -55,11 +55,11 @@ class Evaluation(NamedTuple):
     everywhere: Tensor | None = None  # [n, metrics] personal models on the test rows of all clients
 
 
-def evaluated_clients(population: int, settings: Eval, seed: int) -> np.ndarray:
-    """All clients, or a sample that stays the same in every round."""
-    if settings.clients is None or settings.clients >= population:
-        return np.arange(population)
-    return np.sort(stream(seed, "evaluated").choice(population, settings.clients, replace=False))
+def evaluated_clients(clients: np.ndarray, settings: Eval, seed: int) -> np.ndarray:
+    """All of these, or a sample that stays the same in every round."""
+    if settings.clients is None or settings.clients >= len(clients):
+        return clients
+    return np.sort(stream(seed, "evaluated").choice(clients, settings.clients, replace=False))
 
 
 def evaluate(training: Training, backend: Backend, clients: np.ndarray, on: Literal["own", "all"] = "own"

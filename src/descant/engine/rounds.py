@@ -17,6 +17,7 @@ from descant.core.algorithm import Message, Round
 from descant.core.stopwatch import Stopwatch
 from descant.core.tree import Tree, leaves, nbytes, take
 from descant.engine.account import Account
+from descant.engine.attack import Attack
 from descant.engine.availability import Trace, read_trace
 from descant.engine.backends.base import Backend
 from descant.engine.cohort import sampled
@@ -25,8 +26,11 @@ from descant.engine.divergence import Levels
 from descant.engine.personal import Snapshot
 from descant.engine.protect import account_of
 from descant.engine.remedy import remedy
+from descant.engine.robust import Robust
+from descant.engine.screen import Aggregated, Attackers, Guard
 from descant.engine.settings import Train
 from descant.engine.store import ASKED, ClientStore
+from descant.engine.uploads import Origins
 from descant.engine.work import Job, LocalResult, Outcome, Work
 from descant.errors import DescantError, UsageError
 
@@ -94,6 +98,30 @@ class Training:
         # on remote machines clients keep their states themselves
         template = () if federation.is_remote else work.algorithm.init_client(work.task, self.initial)
         self.store = ClientStore(template, federation.population)
+        self._attackers: Attackers | None = None
+        self._guard: Guard | None = None
+
+    def screen(self, robust: Robust | None, attack: Attack | None) -> Training:
+        """With what stands between the clients' uploads and the method."""
+        work = self.work
+        if work.privacy is not None and work.privacy.unit == "client" and (robust or attack):
+            name = "robust" if robust is not None else "attack"
+            raise UsageError(f'[{name}] does not go together with privacy.unit = "client": it needs the '
+                             "uploads one by one, and that one hides them in their sum; leave one out")
+        origins = Origins(work, work.algorithm.init_client(work.task, self.initial))
+        if attack is not None:
+            who = attack.attackers(work.federation.population, self.train.seed)
+            self._attackers = Attackers(attack, who, origins)
+        if robust is not None:
+            robust.require_fit(work.algorithm, self._cohort_size)
+            self._guard = Guard(robust, origins)
+        return self
+
+    def remedy(self) -> str:
+        """What to do when the training diverges."""
+        if self._attackers is not None and self._guard is None:
+            return "clients attack, and nothing guards the server: [robust] does"
+        return remedy(self.work)
 
     def keep_in(self, directory: Path, *, read_only: bool = False) -> None:
         """Keep the clients' states in files, before the first of them changes."""
@@ -154,16 +182,19 @@ class Training:
         outcome = backend.run(job, trained, self.number, message, states)
         self.watch.divide(time.perf_counter() - start, outcome.gathering / max(outcome.seconds, 1e-9))
         with self.watch("aggregate"):
-            report = self._close(cohort, trained, message, outcome)
+            report = self._close(job, cohort, trained, message, outcome)
         if self.trace is None or self.is_opening:
             return report
         away = int((~self.trace.reachable(self.number)).sum())
         return report._replace(away=away, late=None if self.train.deadline is None else late)
 
-    def _close(self, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome
+    def _close(self, job: Job, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome
                ) -> RoundReport:
         """Check what came back, aggregate, and stage the clients' new states."""
         done, result, failed = outcome.done, outcome.values, outcome.failed
+        if self._attackers is not None and len(done):
+            result = result._replace(upload=self._attackers.sent(
+                job, trained[done], self.number, _of_rows(message, done), result.upload))
         wrong = _not_finite(result) if len(done) else {}
         rejected = {int(trained[k]): why for k, why in failed.items()}
         rejected |= {int(trained[done[k]]): why for k, why in wrong.items()}
@@ -174,29 +205,45 @@ class Training:
             client, why = next(iter(rejected.items()))
             raise NobodyLeft(f"every upload in round {self.number} was rejected; client "
                              f"{self.work.federation.names[client]!r}: {why}; if the training diverges, "
-                             f"{remedy(self.work)}")
+                             f"{self.remedy()}")
 
         taken: LocalResult = _chosen(result, kept, len(done))
         uploads = _chosen(taken.upload, np.flatnonzero(counted), len(counted))
-        method = self.work.at(self.number).algorithm
-        server, info = method.aggregate(self.server, uploads, self.round_of(accepted[counted]))
+        server, info, chosen = self._aggregated(job, message, done[kept][counted], uploads,
+                                                self.round_of(accepted[counted]))
         weights = info.get("client_weights")
-        self.averaged = None if weights is None else ServerWeights(accepted[counted], weights)
+        self.averaged = None if weights is None else ServerWeights(accepted[counted][chosen], weights)
         clipped = outcome.shortened / outcome.rows if outcome.rows else info.get("clipped")
         info = {key: value for key, value in info.items() if key not in ("client_weights", "clipped")}
         if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
             raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
-                               f"all uploads were: the training diverges; {remedy(self.work)}")
-        figures = diagnosed(self._diagnostics, Observed(method, self.server, message, uploads, server,
-                                                        self.round_of(accepted[counted])))
+                               f"all uploads were: the training diverges; {self.remedy()}")
+        figures = diagnosed(self._diagnostics, Observed(
+            self.work.at(self.number).algorithm, self.server, message, uploads, server,
+            self.round_of(accepted[counted])))
         self.server = server
-        self.store.stage(accepted, taken.state, ASKED if self.is_opening else self.number)
+        moved = chosen if self.work.algorithm.tracking else np.arange(len(accepted))
+        self.store.stage(accepted[moved], _chosen(taken.state, moved, len(accepted)),
+                         ASKED if self.is_opening else self.number)
         sent = int(np.isin(trained[done], cohort).sum())
         return RoundReport(
             self.number, len(trained), rejected, outcome.grad_steps,
             _bytes_down(message, len(trained)), sent * nbytes(take(taken.upload, 0)),
             float(taken.loss.nanmean()), info, outcome.note, clipped, figures,
         )
+
+    def _aggregated(self, job: Job, message: Message, at: np.ndarray, uploads: Tree, round: Round
+                    ) -> Aggregated:
+        """The server after the uploads of those to whom row `at` of the message was sent."""
+        method = self.work.at(self.number).algorithm
+        if self._guard is not None:
+            return self._guard.aggregate(method, job, _of_rows(message, at), self.server, uploads, round)
+        return Aggregated(*method.aggregate(self.server, uploads, round), np.arange(len(round.cohort)))
+
+
+def _of_rows(message: Message, at: np.ndarray) -> Message:
+    """The message of some of the clients that it is for."""
+    return Message(message.shared, take(message.each, torch.from_numpy(at)))
 
 
 def _chosen(rows: Tree, at: np.ndarray, count: int) -> Tree:

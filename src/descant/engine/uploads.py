@@ -46,7 +46,8 @@ class Origins:
 
     def __init__(self, work: Work, state: Tree) -> None:
         self._idle = dataclasses.replace(work, federation=_with_rows_of_zeros(work.federation),
-                                         local=LocalWork(steps=0), templates={}, pools=Pools())
+                                         local=LocalWork(steps=0), privacy=None, private=None,
+                                         templates={}, pools=Pools())
         self._state = state
 
     def of(self, job: Job, client: int, number: int, own: Message) -> dict[str, Tensor]:

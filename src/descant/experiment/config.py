@@ -17,13 +17,17 @@ from descant.core.permit import Allowed, opened, ran
 from descant.core.privacy.settings import Privacy
 from descant.data import DATASETS, PARTITIONS, DataSpec
 from descant.data.spec import anchored
+from descant.engine.attack import Attack
+from descant.engine.robust import Robust
 from descant.engine.settings import Eval, Train
 from descant.errors import UsageError, unknown
 from descant.experiment import methods
 from descant.models import MODELS, OF_ANY_MODEL, ModelSpec
 from descant.priors.solve import SOLVERS
 
-SECTIONS = ("data", "model", "algorithm", "train", "eval", "privacy")
+SECTIONS = ("data", "model", "algorithm", "train", "eval", "privacy", "robust", "attack")
+OPTIONAL: dict[str, type[Any]] = {  # absent: nothing of it is done
+    "privacy": Privacy, "robust": Robust, "attack": Attack}
 CHOICES: dict[str, Mapping[str, Any]] = {  # the fields that name an entry of a registry
     "algorithm.name": ALGORITHMS, "model.name": MODELS,
     "data.dataset": DATASETS, "data.partition": PARTITIONS, "algorithm.solver.name": SOLVERS,
@@ -40,6 +44,8 @@ class Experiment:
     train: Train
     eval: Eval
     privacy: Privacy | None = None  # absent: nothing is protected
+    robust: Robust | None = None
+    attack: Attack | None = None
 
     @classmethod
     def parse(cls, tables: Mapping[str, Any], allow: Allowed = ()) -> Experiment:
@@ -60,7 +66,8 @@ class Experiment:
             parse_algorithm(part["algorithm"], allow=permit),
             fields.parse(Train, part["train"], "train"),
             fields.parse(Eval, marked(part["eval"], permit), "eval"),
-            fields.parse(Privacy, part["privacy"], "privacy") if "privacy" in tables else None,
+            **{name: fields.parse(kind, part[name], name) for name, kind in OPTIONAL.items()
+               if name in tables},
         )
 
     @classmethod
@@ -71,9 +78,13 @@ class Experiment:
 
     def dump(self) -> dict[str, Any]:
         """The sections with every field written out."""
-        return {"data": self.data.dump(), "model": self.model.dump()} | {
-            name: fields.dump(getattr(self, name)) for name in ("algorithm", "train", "eval", "privacy")
-            if getattr(self, name) is not None}
+        return {"data": self.data.dump(), "model": self.model.dump()} | dumped(self)
+
+
+def dumped(settings: Any) -> dict[str, Any]:
+    """The sections besides [data] and [model] of an experiment or a setup, without those that are absent."""
+    there = {name: getattr(settings, name) for name in SECTIONS[2:]}
+    return {name: fields.dump(value) for name, value in there.items() if value is not None}
 
 
 def parse_algorithm(table: Mapping[str, Any], where: str = "algorithm", allow: Allowed = ()) -> Algorithm:

@@ -245,6 +245,8 @@ def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tup
         "algorithm": setup.algorithm.name,
         "rounds": len(history),
         "clients": setup.federation.population,
+        **({} if setup.attack is None else {
+            "attackers": [setup.federation.names[client] for client in setup.attackers]}),
         "parameters": setup.task.dim,
         "backend": setup.train.backend,
         "last": last,

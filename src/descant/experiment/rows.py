@@ -8,7 +8,6 @@ from typing import Any
 from descant.core.plain import plain
 from descant.engine.divergence import symptom
 from descant.engine.evaluation import Evaluation, summarise
-from descant.engine.remedy import remedy
 from descant.engine.rounds import RoundReport, Training
 
 
@@ -46,5 +45,5 @@ def row_of(training: Training, report: RoundReport, seconds: float, evaluations:
         found = symptom(report.loss, row.get("personal"), training.levels,
                         math.nan if first is None else first)
         if found is not None:
-            row["divergence"] = f"{found}; {remedy(training.work)}"
+            row["divergence"] = f"{found}; {training.remedy()}"
     return plain(row)  # type: ignore[no-any-return]

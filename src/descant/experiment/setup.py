@@ -10,21 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from descant.core import fields
 from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
 from descant.core.metric import AUROC
 from descant.core.privacy.settings import Privacy
 from descant.core.task import Task
+from descant.engine.attack import Attack
 from descant.engine.averaging import averaged
 from descant.engine.evaluation import evaluated_clients
 from descant.engine.protect import protected, settled
+from descant.engine.robust import Robust
 from descant.engine.rounds import Training
 from descant.engine.selection import DecidingMetric, deciding, usual
 from descant.engine.settings import Eval, Train
 from descant.engine.work import Work
 from descant.errors import UsageError
-from descant.experiment.config import Experiment
+from descant.experiment.config import Experiment, dumped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Setup:
     model: dict[str, Any] | None = None
     most: float = 1.0  # the largest share of one client in an average, where clients are not trusted
     privacy: Privacy | None = None
+    robust: Robust | None = None
+    attack: Attack | None = None
 
     @classmethod
     def of(cls, experiment: Experiment) -> Setup:
@@ -48,12 +51,14 @@ class Setup:
         task = experiment.model.task(federation, experiment.train.torch_dtype, experiment.train.seed)
         sections = experiment.dump()
         return cls(experiment.algorithm, task, federation, experiment.train, experiment.eval,
-                   {name: sections[name] for name in ("data", "model")}, privacy=experiment.privacy)
+                   {name: sections[name] for name in ("data", "model")}, privacy=experiment.privacy,
+                   robust=experiment.robust, attack=experiment.attack)
 
     def work(self) -> Work:
-        work = Work(self.algorithm, self.task, self.federation, self.train.seed, self.train.batch,
-                    self.train.local, torch.device(self.train.device), self.most,
-                    self.eval.metric == AUROC)
+        attack, seed = self.attack, self.train.seed
+        federation = self.federation if attack is None else attack.poisoned(self.federation, seed)
+        work = Work(self.algorithm, self.task, federation, seed, self.train.batch, self.train.local,
+                    torch.device(self.train.device), self.most, self.eval.metric == AUROC)
         if self.privacy is not None:
             work = protected(work, self.train, self.privacy)
         if self.train.average is None:
@@ -65,7 +70,7 @@ class Setup:
         if self.privacy is not None and self.eval.diagnostics:
             raise UsageError("eval.diagnostics are figures of the uploads that [privacy] does not account "
                              "for: leave one of them out")
-        return Training(self.work(), self.train, self.eval.diagnostics)
+        return Training(self.work(), self.train, self.eval.diagnostics).screen(self.robust, self.attack)
 
     @cached_property
     def deciding(self) -> DecidingMetric:
@@ -74,10 +79,25 @@ class Setup:
 
     @property
     def evaluated(self) -> list[np.ndarray]:
-        """The clients that rounds are evaluated on, and the unseen, if there are any."""
-        seen = evaluated_clients(self.federation.population, self.eval, self.train.seed)
+        """The clients that rounds are evaluated on, honest ones, and the unseen, if there are any."""
+        honest = np.setdiff1d(np.arange(self.federation.population), self.attackers)
+        seen = evaluated_clients(honest, self.eval, self.train.seed)
         unseen = np.arange(self.federation.population, self.federation.everyone)
         return [seen, unseen] if len(unseen) else [seen]
+
+    @property
+    def attackers(self) -> np.ndarray:
+        """The clients that attack, in simulation."""
+        population = self.federation.population
+        return np.zeros(0, np.int64) if self.attack is None else self.attack.attackers(
+            population, self.train.seed)
+
+    def about_attacks(self) -> list[str]:
+        """What there is to know about attackers, and about what guards against them."""
+        federation, train = self.federation, self.train
+        cohort = train.cohort_size(federation.population)
+        return [*([] if self.attack is None else [self.attack.words(federation, train.seed)]),
+                *([] if self.robust is None else [self.robust.described(cohort)])]
 
     def decided(self) -> Setup:
         """With the deciding metric filled in. An error if the data cannot serve `patience`."""
@@ -94,9 +114,7 @@ class Setup:
 
     def tables(self) -> dict[str, Any]:
         """The sections of the run's config.toml."""
-        return (self.origin or {}) | {name: fields.dump(part)
-                                      for name in ("algorithm", "train", "eval", "privacy")
-                                      if (part := getattr(self, name)) is not None}
+        return (self.origin or {}) | dumped(self)
 
     def identity(self) -> dict[str, Any]:
         """What must not change between the parts of a run. The usual metric is left out,

@@ -45,7 +45,7 @@ class Progress:
         self._say(_headline(run))
         if run.directory is not None:
             self._say(f"directory: {run.directory}")
-        for note in (*setup.federation.notes, *run.notes):
+        for note in (*setup.federation.notes, *setup.about_attacks(), *run.notes):
             self._say(f"note: {note}")
         if run.why_metric is not None:
             self._say(f"note: rounds are selected by {self._metric.replace('_', ' ')}, since "

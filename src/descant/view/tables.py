@@ -86,6 +86,8 @@ def _costs(summary: dict[str, Any]) -> dict[str, str]:
     facts = {"clients": _clients(summary)}
     if summary["last"] is not None and (failed := summary["last"]["personal"]["failed"]):
         facts["not scored"] = f"{times(failed, 'client')} in the last round"
+    if "attackers" in summary:
+        facts["attackers"] = f"{times(len(summary['attackers']), 'client')}, not among those that are scored"
     if diverged := _diverged(summary):
         facts["diverged"] = diverged
     facts |= {
