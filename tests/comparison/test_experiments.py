@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+import descant
 from descant.algorithms import CGPFL, IFCA, FedEM
 from descant.comparison import methods
 from descant.comparison.paper import Paper
+from descant.comparison.reproduce import study
+from descant.comparison.reproduce.claims import Verdict
+from descant.comparison.reproduce.items import Item
 from descant.core.metric import METRICS
 from descant.core.permit import ran
 from descant.engine.settings import Train
 from descant.experiment.config import Experiment, override, read_toml
+from descant.theory.oracle import oracle
 from helpers import engine, require_data
 
 ROOT = Path(__file__).parents[2] / "experiments"
 FILES = sorted(ROOT.rglob("*.toml"))
 PAPERS = [file for file in FILES if file.parent != ROOT]
+STUDIES = sorted(file for file in ROOT.glob("*/*.py") if not file.name.startswith("_"))
+SYNTHETIC = ("fedmap_shell", "fedprox_logistic", "digits")
 
 
 def named(file: Path) -> str:
@@ -25,47 +35,87 @@ def named(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", PAPERS, ids=named)
-def test_the_figures_of_a_paper_have_methods(file: Path) -> None:
+def test_what_a_paper_says_is_of_methods_that_are_compared(file: Path) -> None:
     tables = read_toml(file)
+    Experiment.parse({**tables, "algorithm": {"name": "fedavg"}}, ran())  # its sections are valid
     labels = methods.labels(tables, Train(), ran())
     paper = Paper.parse(tables["paper"], labels, METRICS)
-    assert len(paper.figures) > 1
-    own = {contender.label for contender in methods.contenders(tables, None, Train(), baselines=False,
-                                                               permit=ran())}
-    assert own == set(paper.figures)  # nothing is compared that the paper has not, but the baselines
+    spoken_of = {*paper.figures, *(label for claim in paper.claims for label in (claim.better, claim.worse))}
+    assert len(spoken_of) > 1
+    found = methods.contenders(tables, None, Train(), baselines=False, permit=ran())
+    own = {contender.label for contender in found if contender.grid is None}
+    assert own <= spoken_of or not paper.figures  # what is printed is all that is compared, but baselines
+    assert (paper.repetitions, paper.needs) == (Item(file).about().repetitions, Item(file).about().needs)
 
 
 @pytest.mark.parametrize("file", PAPERS, ids=named)
 def test_a_file_says_how_it_is_run(file: Path) -> None:
-    item = named(file).removesuffix(".toml")
-    comment = " ".join(line.removeprefix("#").strip(" \\") for line in file.read_text().splitlines()
-                       if line.startswith("#"))
-    command = f"descant compare experiments/{item}.toml --budget rounds "
-    assert command in comment
-    assert f"--out results/{item}" in comment
+    assert f"#     descant reproduce {named(file).removesuffix('.toml')} --jobs 2\n" in file.read_text()
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=named)
+def test_a_study_says_what_it_repeats_and_its_points_can_be_measured(file: Path) -> None:
+    module = study.load(file)
+    assert Item(file).about() == (module.SOURCE, module.SEEDS, getattr(module, "NEEDS", None))
+    wanted = set(inspect.signature(module.measure).parameters) - {"seed"}
+    assert all(set(point) == wanted for point in module.POINTS)
+    jobs = study.jobs_of(file, module.POINTS, module.SEEDS, Path())
+    assert len({job.place for job in jobs}) == len(jobs)  # no two points are the same
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", FILES, ids=named)
+@pytest.mark.parametrize("file", STUDIES, ids=named)
+def test_the_first_point_of_a_study_is_measured(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one local step a round on small batches; its claims are made of such rows."""
+    for name in ("mnist", "fashion_mnist", "har"):
+        if f'"{name}"' in "".join(each.read_text() for each in (file, *file.parent.glob("_*.py"))):
+            require_data(name)
+    module, run = study.load(file), descant.run
+    monkeypatch.syspath_prepend(file.parent)
+    monkeypatch.setattr(descant, "run", lambda *args, **given: run(*args, **given | {
+        "local": {"steps": 1}, "batch": 4}))
+    if hasattr(module, "oracle"):
+        monkeypatch.setattr(module, "oracle", lambda *args, **given: oracle(*args, **given | {"steps": 2}))
+    point = module.POINTS[0]
+    found = {name: float(value) for name, value in module.measure(0, **point).items()}
+    rows = [each | {"seed": seed, "seconds": 0.0} | found for each in module.POINTS for seed in (0, 1)]
+    judged = module.claims(rows)
+    assert judged
+    assert all(claim.verdict in get_args(Verdict) for claim in judged)
+
+
+def family(file: Path) -> str:
+    """Files of one table that differ in a number, such as alpha, have the same methods."""
+    return re.sub(r"(_[\d_]+)$", "", named(file).removesuffix(".toml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", {family(file): file for file in FILES}.values(), ids=named)
 def test_every_method_of_a_file_plays_a_round(file: Path) -> None:
-    """Of two clients, as many as clusters or components, or all where the data have owners."""
+    """Of two clients, as many as clusters or components, or all where the data have owners; of a grid, its
+    first point."""
     tables = read_toml(file)
     dataset = tables["data"]["dataset"]
-    if dataset in ("mnist", "fashion_mnist", "har"):
+    if dataset not in SYNTHETIC:
         require_data(dataset)
-    found = methods.contenders(tables, None, Train(), baselines=True, permit=ran())
+    found = [each for each in methods.contenders(tables, None, Train(), baselines=True, permit=ran())
+             if each.grid is None or not any(each.grid.values.values())] or methods.contenders(
+                 tables, None, Train(), baselines=True, permit=ran())[:1]
     clusters = [each.algorithm.K for each in found if isinstance(each.algorithm, CGPFL | IFCA)]
     components = [each.algorithm.M for each in found if isinstance(each.algorithm, FedEM)]
     clients = max([2, *components, *(K for K in clusters if isinstance(K, int))])
     alone = {name: tables[name] for name in ("data", "model", "train")} | {"algorithm": {"name": "fedavg"}}
     small = ["train.cohort=all"]
-    if dataset not in ("har", "fedmap_shell", "fedprox_logistic"):
+    if dataset not in ("har", *SYNTHETIC):
         small.append(f"data.clients={clients}")
+    if tables["model"]["name"] == "resnet18":
+        small.append("train.batch=4")
     experiment = Experiment.parse(override(alone, small), ran())
     federation, train = experiment.data.federation(), experiment.train
+    task = experiment.model.task(federation, train.torch_dtype, 0)
     for label, method in ((each.label, each.algorithm) for each in found):
-        with engine(method, federation, experiment.model.model, dtype=train.dtype, batch=train.batch,
-                    local={"steps": 2}, backend="vectorised") as played:
+        with engine(method, federation, task, dtype=train.dtype, batch=train.batch, local={"steps": 2},
+                    backend="vectorised") as played:
             [report] = played.play()
             assert report.participants == federation.population, label
             assert not report.rejected, label

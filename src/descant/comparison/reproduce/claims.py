@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -80,6 +80,12 @@ def _orders(found: Agreement) -> list[Claim]:
 
 
 # -- for studies ---------------------------------------------------------------------------------------
+
+
+def of(rows: Sequence[Mapping[str, Any]], figure: str, **where: Any) -> list[float]:
+    """A figure in the repetitions of one point, in the order of the seeds."""
+    found = [row for row in rows if all(row[name] == value for name, value in where.items())]
+    return [float(row[figure]) for row in sorted(found, key=lambda row: row["seed"])]
 
 
 def ordering(says: str, better: Sequence[float], worse: Sequence[float], *, lower: bool = True,

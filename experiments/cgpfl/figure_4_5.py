@@ -1,0 +1,64 @@
+"""Clusters settle, distances between the models become stable, and k-means costs little.
+
+MNIST with MLR, 40 clients of 2 classes, K = 4; the setting of Table 1. `changes` are the clients that
+change their cluster in a round; `spread` is how far uploads lie from their mean; k-means is timed on the
+uploads of every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import descant
+from descant.algorithms import CGPFL
+from descant.comparison.reproduce.claims import Claim, fact, of
+from descant.view.lines import lines
+
+SOURCE = "CGPFL, Figures 4 and 5, MNIST-MLR: clusters over the rounds, time of k-means"
+SEEDS = 5
+POINTS = [{"K": 4}]
+ROUNDS, PARTS = 200, 10
+
+
+def measure(seed: int, K: int) -> dict[str, float]:
+    federation = descant.federation("mnist", partition="classes", clients=40, classes_per_client=2,
+                                    sizes="uniform", smallest=400, largest=5000, seed=seed, test=0.25,
+                                    validation=0.0)
+    method = CGPFL.preset("paper", K=K, weight_decay=1e-4)
+    run = descant.run(method, federation=federation, model="mclr", rounds=ROUNDS, batch=20,
+                      local={"steps": 10}, backend="vectorised", seed=seed,
+                      eval={"every": ROUNDS, "diagnostics": ["spread", "_watch:clustering_seconds"]})
+    labels = np.array([row["info"]["clusters"] for row in run.history])
+    changes = (labels[1:] != labels[:-1]).sum(1)
+    spread = np.array([row["diagnostics"]["spread"] for row in run.history])
+    seconds = np.array([row["seconds"] for row in run.history])
+    clustering = np.array([row["diagnostics"]["clustering_seconds"] for row in run.history])
+    late = spread[-20:]
+    return {"changes in the last half": float(changes[ROUNDS // 2:].sum()),
+            "drift of the spread": float(np.ptp(late) / late.mean()),
+            "kmeans_ms": 1000 * float(np.median(clustering)),
+            "share of kmeans": float(np.median(clustering) / np.median(seconds))} | {
+                f"changes {k}": float(part.sum()) for k, part in enumerate(np.array_split(changes, PARTS))}
+
+
+def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
+    changes, drift, share, cost = ([row[name] for row in rows] for name in (
+        "changes in the last half", "drift of the spread", "share of kmeans", "kmeans_ms"))
+    return [
+        fact("the clusters converge: they stay the same", f"{np.mean(changes):.3g} changes in the last half",
+             max(changes) == 0),
+        fact("the distances between the models converge to a stable value",
+             f"they vary by {100 * np.mean(drift):.2g} % over the last 20 rounds", max(drift) < 0.1),
+        fact("k-means costs the server little",
+             f"{np.mean(cost):.2g} ms, {100 * np.mean(share):.2g} % of the time of a round here",
+             max(share) < 0.1)]
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    at = [(k + 0.5) * ROUNDS / PARTS for k in range(PARTS)]
+    lines({"K = 4": [of(rows, f"changes {k}", K=4) for k in range(PARTS)]}, at, path, x="round",
+          y="changes of cluster in 20 rounds")
