@@ -1,6 +1,6 @@
 """t-SNE pictures of the synthetic data: clients are clusters under feature skew, and mixed without.
 
-The shells of appendix B.1, 150 rows of each of 10 clients. What the pictures show is counted: the share
+The shells of appendix B.1, 60 rows of each of 10 clients. What the pictures show is counted: the share
 of the ten nearest neighbours of a point that belong to its own client.
 """
 
@@ -17,14 +17,15 @@ from descant.comparison.reproduce.claims import Claim, fact, of
 
 SOURCE = "FedMAP, Figures 4 and 5, t-SNE of the synthetic data"
 SEEDS = 3
+ROWS = 60  # of each client
 POINTS = [{"scenario": scenario} for scenario in ("feature", "quantity", "label")]
 
 
 def rows_of(seed: int, scenario: str) -> tuple[np.ndarray, np.ndarray]:
     """Standardised rows, and whose they are."""
     made = descant.federation("fedmap_shell", scenario=scenario, seed=seed, test=0.0, validation=0.0)
-    x = np.concatenate([made.x[made.train[client][:150]].numpy() for client in range(10)])
-    owner = np.repeat(np.arange(10), [min(150, len(made.train[client])) for client in range(10)])
+    x = np.concatenate([made.x[made.train[client][:ROWS]].numpy() for client in range(10)])
+    owner = np.repeat(np.arange(10), [min(ROWS, len(made.train[client])) for client in range(10)])
     return (x - x.mean(0)) / x.std(0), owner
 
 

@@ -46,6 +46,6 @@ def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
         for name in ("mh", "mh (code)"):
             for figure, word in (("available, global test", "lower"), ("missing, local test", "higher")):
                 both = [of(rows, figure, dataset=dataset, method=each) for each in (name, "pFedMe")]
-                found.append(ordering(f"{dataset}, classes {figure}: {name} has a {word} deviation than pFedMe",
-                                      *both, lower=word == "lower", words=(name, "pFedMe")))
+                says = f"{dataset}, classes {figure}: {name} has a {word} deviation than pFedMe"
+                found.append(ordering(says, *both, lower=word == "lower", words=(name, "pFedMe")))
     return found
