@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 # interpreter no longer starts, is built anew, as is one older than what it was installed from.
 USABLE := $(shell test "$$(cat $(STAMP) 2>/dev/null)" = "$(CURDIR)" && $(BIN)/python -c '' 2>/dev/null && echo yes)
 
-.PHONY: help venv demo federation quick test test-slow check fuzz bench clean rebuild
+.PHONY: help venv demo federation quick test test-slow check site tutorial fuzz bench clean rebuild
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
@@ -57,6 +57,12 @@ check: $(STAMP) ## lint (ruff), check the types (mypy) and the layers of the pac
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+site: $(STAMP) ## build the documentation as a site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+tutorial: $(STAMP) ## execute the notebooks of the tutorial and keep their output
+	OMP_NUM_THREADS=1 $(BIN)/python docs/execute.py
 
 fuzz: $(STAMP) ## try hostile and damaged files and messages, for ten minutes (FUZZ_SECONDS=60)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz --seconds $(FUZZ_SECONDS)
