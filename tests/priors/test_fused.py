@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from descant.algorithms import ALGORITHMS
 from descant.core.algorithm import Algorithm, ClientData, Message, Round
+from descant.core.kernels import span
 from descant.core.task import Task
 from descant.core.tree import Tree, take
 from descant.core.vector import Model
@@ -111,6 +112,16 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Steps on one batch are made in its span wherever they can be; lists these spans."""
+    made: list[Any] = []
+    monkeypatch.setattr(span, "_pays", lambda *shape: True)
+    form = span.Span.form
+    monkeypatch.setattr(span.Span, "form", lambda self, *given: (made.append(self), form(self, *given)))
+    return made
+
+
 def executed(method: Solves, model: Any = "mclr", loss: str = "cross_entropy", clients: np.ndarray = CLIENTS,
              **train: Any) -> Outcome:
     federation = ragged(classes=LOSSES[loss])
@@ -136,6 +147,42 @@ def test_steps_at_once_are_those_of_each(solver: str, prior: str, inner: bool, p
     assert made
     agree(found, plain(lambda: executed(method)))
     assert len(used) == made, "the plain steps were none"
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("solver", ["sgd", "decay", "momentum, decay", "proximal, decay", "adam"])
+def test_steps_in_the_span_of_a_batch(solver: str, prior: str, plain: Any, spans: list[Any]) -> None:
+    """What is not alike for every number of a parameter cannot be made there: Adam, a precision for each."""
+    method = Solves(SOLVERS[solver], prior, inner=True)
+    found = executed(method)
+    assert bool(spans) == (solver != "adam" and "vector" not in prior)
+    agree(found, plain(lambda: executed(method)))
+
+
+@pytest.mark.parametrize("model", [
+    "dnn", nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(16, 5, bias=False), nn.BatchNorm1d(5),
+                         nn.Dropout(0.3), nn.Linear(5, 3))], ids=["dnn", "no bias"])
+def test_the_span_of_other_networks(model: Any, plain: Any, spans: list[Any]) -> None:
+    method = Solves(SGD(lr=0.1, momentum=0.5), "own number", inner=True)
+    found = executed(method, model)
+    assert spans
+    agree(found, plain(lambda: executed(method, model)))
+
+
+def test_dropped_samples_span_nothing(plain: Any, spans: list[Any]) -> None:
+    """Each step has others."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(16, 3))
+    found = executed(Solves(inner=True), model)
+    assert not spans
+    agree(found, plain(lambda: executed(Solves(inner=True), model)))
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs", "steps", "pays"), [
+    (20, 784, 10, 5, True), (20, 784, 100, 5, True), (20, 784, 10, 1, False), (20, 784, 10, 2, False),
+    (500, 28, 2, 5, False)])
+def test_a_span_that_takes_more_products_is_not_used(rows: int, inputs: int, outputs: int, steps: int,
+                                                     pays: bool) -> None:
+    assert span._pays(rows, inputs, outputs, steps) is pays
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -205,12 +252,14 @@ def test_a_single_client_takes_the_same_steps(used: list[int]) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("widths", [(33, 5, 3), (28, 1, 3), (17, 7, 1), (1, 6, 3), (125, 13, 1)])
 @pytest.mark.parametrize("batch", [8, 19])  # of 20 rows: the last batch of 19 has one
-def test_the_place_in_a_chunk_shows_in_no_bit(batch: int, widths: tuple[int, int, int], dtype: str) -> None:
+@pytest.mark.parametrize("inner", [False, True])
+def test_the_place_in_a_chunk_shows_in_no_bit(inner: bool, batch: int, widths: tuple[int, int, int],
+                                              dtype: str, spans: list[Any]) -> None:
     """The same client, with its own rows and start, first, in the middle and last in a chunk."""
     inputs, hidden, outputs = widths
     federation = ragged((20, 20, 20, 20, 20), shape=(inputs,), classes=3 if outputs == 3 else None)
     model = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
-    method = Solves(SGD(lr=0.1), "own number")
+    method = Solves(SGD(lr=0.1), "own number", inner=inner)
     work = make_work(method, federation, model, dtype=dtype, batch=batch, local={"epochs": 2})
     found = []
     for order in ([2, 0, 1, 3, 4], [0, 1, 2, 3, 4], [4, 3, 1, 0, 2], [2, 4]):
@@ -218,6 +267,7 @@ def test_the_place_in_a_chunk_shows_in_no_bit(batch: int, widths: tuple[int, int
         message = method.broadcast(work.task.init(), work.round_of(clients, 1))
         values = work.execute("local", clients, 1, message, ()).values
         found.append(take(values, order.index(2)))
+    assert bool(spans) == inner
     for other in found[1:]:
         assert_same(other, found[0])
 

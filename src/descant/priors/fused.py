@@ -21,6 +21,7 @@ from descant.core.algorithm import ClientData
 from descant.core.kernels.chunk import ChunkGradients
 from descant.core.kernels.lift import over_clients
 from descant.core.kernels.products import room
+from descant.core.kernels.span import Span, Spanning
 from descant.core.parts import Part
 from descant.core.task import Batch, Task
 from descant.core.vector import Model
@@ -86,12 +87,14 @@ def inner_solve(task: Task, model: Model, batch: Batch, solver: Optimizer, prior
     if (descent := _descent(task, model, solver, prior, 1.0)) is None:
         return None
 
+    spanning = descent.spanning()
+
     def work(*given: Any) -> tuple[Tensor, ...]:
         batch, chunk = Batch(*given[: len(Batch._fields)]), given[len(Batch._fields) :]
-        descent.start(*chunk)
-        for k in range(steps):
-            descent.step(len(batch.x), batch.redrawn(k))
-        return descent.end()
+        if (span := None if spanning is None else spanning.span(batch.x, steps)) is not None:
+            assert spanning is not None
+            return _taken(SpannedDescent(descent, spanning, span), batch._replace(x=span.rows), steps, chunk)
+        return _taken(descent, batch, steps, chunk)
 
     if (found := over_clients(work, *batch, *descent.own)) is None:
         return None
@@ -99,6 +102,14 @@ def inner_solve(task: Task, model: Model, batch: Batch, solver: Optimizer, prior
     if (opened := meter.current()) is not None:
         opened.count(loss, steps)
     return Model(theta, *stats or [model.stats])
+
+
+def _taken(descent: Descent, batch: Batch, steps: int, chunk: Sequence[Any]) -> tuple[Tensor, ...]:
+    """So many steps on one batch."""
+    descent.start(*chunk)
+    for k in range(steps):
+        descent.step(len(batch.x), batch.redrawn(k))
+    return descent.end()
 
 
 class Parameter(NamedTuple):
@@ -118,31 +129,43 @@ class Descent:
 
     def __init__(self, gradients: ChunkGradients, model: Model, solver: InPlace, prior: Any,
                  scale: Tensor | float, only: Part | None) -> None:
-        self._gradients, self._solver, self._prior, self._only = gradients, solver, prior, only
+        self.gradients, self._solver, self._prior, self._only = gradients, solver, prior, only
         factor = None
         if isinstance(scale, Tensor) or scale != 1:
             factor = torch.as_tensor(scale, dtype=model.theta.dtype)
         self.own = (model.theta, model.stats if model.stats.numel() else None, factor,
                     *[part for part in prior if isinstance(part, Tensor)])
 
+    def spanning(self) -> Spanning | None:
+        """The network as steps on one batch can be made in its span; None if they cannot."""
+        numbers = [part for part in self._prior[1:] if isinstance(part, Tensor)]
+        if not getattr(self._solver, "is_linear", False) or any(part.dim() for part in numbers):
+            return None  # what is done to a parameter must be the same for all its numbers
+        return self.gradients.spanning
+
     def start(self, theta: Tensor, stats: Tensor | None, scale: Tensor | None, *parts: Tensor) -> None:
-        given = self._gradients.parameters(theta)
-        self._theta = [room(each, each.shape).copy_(each) for each in given]
+        self._begin([room(each, each.shape).copy_(each) for each in self.gradients.parameters(theta)],
+                    [self.gradients.parameters(part) if part.dim() == 2 else part for part in parts],
+                    stats, scale)
+
+    def _begin(self, theta: list[Tensor], parts: Sequence[list[Tensor] | Tensor], stats: Tensor | None,
+               scale: Tensor | None) -> None:
+        """With the parameters, and what the prior has for each of them, or for all."""
+        self._theta = theta
         self._moving = [
             Parameter(each, [room(each, each.shape).zero_() for _ in range(self._solver.remembered())], prior)
-            for each, prior in zip(self._theta, self._priors(parts), strict=True)]
+            for each, prior in zip(theta, self._priors(parts), strict=True)]
         self._stats = None if stats is None else stats.clone()
         self._losses: dict[tuple[int, int, int], list[Tensor]] = defaultdict(list)  # of batches of one form
         self._scale = scale
         self._number = 0
 
-    def _priors(self, parts: Sequence[Tensor]) -> list[Any]:
+    def _priors(self, parts: Sequence[list[Tensor] | Tensor]) -> list[Any]:
         """The clients' priors on each parameter."""
-        each = [self._gradients.parameters(part) if part.dim() == 2 else [
-            part.view(-1, *[1] * (theta.dim() - 1)) for theta in self._theta] for part in parts]
         made = []
-        for k in range(len(self._theta)):
-            tensors = iter([part[k] for part in each])
+        for k, theta in enumerate(self._theta):
+            tensors = iter([part.view(-1, *[1] * (theta.dim() - 1)) if isinstance(part, Tensor) else part[k]
+                            for part in parts])
             made.append(type(self._prior)(*[next(tensors) if isinstance(part, Tensor) else part
                                             for part in self._prior]))
         return made
@@ -151,7 +174,7 @@ class Descent:
         """The first so many clients make a step each; the others have ended."""
         if clients < len(self._moving[0].theta):
             self._moving = [each.first(clients) for each in self._moving]
-        slopes = self._gradients.slopes(
+        slopes = self.gradients.slopes(
             [each.theta for each in self._moving], _first(self._stats, clients), *batch,
             scale=_first(self._scale, clients))
         self._number += 1
@@ -166,11 +189,45 @@ class Descent:
 
     def end(self) -> tuple[Tensor, ...]:
         """The clients' sums of losses, their models, and their statistics, if any."""
-        theta = torch.cat([each.flatten(1) for each in self._theta], 1)
+        theta = self._vectors()
         total = theta.new_zeros(len(theta))
         for (clients, _, rows), losses in self._losses.items():
             total[:clients] += torch.stack(losses).sum((0, 2)) / rows
         return (total, theta) if self._stats is None else (total, theta, self._stats)
+
+    def _vectors(self) -> Tensor:
+        return torch.cat([each.flatten(1) for each in self._theta], 1)
+
+
+class SpannedDescent(Descent):
+    """Steps on one batch, in its span (`core/kernels/span.py`)."""
+
+    def __init__(self, whole: Descent, spanning: Spanning, span: Span) -> None:
+        vars(self).update(vars(whole))
+        self._spanning, self._span, self.gradients = spanning, span, spanning.gradients
+
+    def start(self, theta: Tensor, stats: Tensor | None, scale: Tensor | None, *parts: Tensor) -> None:
+        own, others = self._spanning.split(theta)
+        self._given, self._layers = theta, [own]
+        made: list[list[Tensor] | Tensor] = []
+        for part in parts:
+            if part.dim() == 2:
+                layer, rest = self._spanning.split(part)
+                self._layers.append(layer)
+                made.append([self._span.of(layer, 1), *rest])
+            else:
+                made.append(part)
+        self._begin([self._span.of(own, 0), *[room(each, each.shape).copy_(each) for each in others]],
+                    made, stats, scale)
+
+    def _vectors(self) -> Tensor:
+        theta = room(self._given, self._given.shape)
+        own, others = self._spanning.split(theta)
+        coefficients, *formed = self._theta
+        self._span.form(coefficients, self._layers, own)
+        for place, each in zip(others, formed, strict=True):
+            place.copy_(each)
+        return theta
 
 
 def _descent(task: Task, model: Model, solver: Optimizer, prior: Prior, scale: Tensor | float,

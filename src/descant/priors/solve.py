@@ -65,6 +65,7 @@ class SGD(Trained):
     """theta <- theta - lr v, with v <- momentum v + gradient + weight_decay theta."""
 
     name: ClassVar[str] = "sgd"
+    is_linear: ClassVar[bool] = True  # in parameters, gradient and prior, and alike for every parameter
     lr: float = hyper(0.05, "step size", gt=0, search=Step(0.001, 1.0))
     momentum: float = hyper(0.0, "share of the last direction that is kept", ge=0, lt=1)
     weight_decay: float = hyper(0.0, "strength of the pull to zero", ge=0)
@@ -194,6 +195,7 @@ class Proximal(Trained):
     """
 
     name: ClassVar[str] = "proximal"
+    is_linear: ClassVar[bool] = True  # in parameters, gradient and prior, and alike for every parameter
     lr: float = hyper(0.05, "step size", gt=0, search=Step(0.001, 1.0))
     weight_decay: float = hyper(0.0, "strength of the pull to zero", ge=0)
 

@@ -164,11 +164,11 @@ class Pairs:
         weight = self._weight[rows]
 
         def for_mu(into: Tensor) -> Tensor:
-            return torch.sub(q.mu, m, out=into).mul_(precision).add_(slope)
+            return torch.addcmul(slope, torch.sub(q.mu, m, out=into), precision, out=into)
 
         def for_rho(into: Tensor) -> Tensor:
-            torch.div(weight, sigma, out=into)
-            return into.neg_().addcmul_(precision, sigma).addcmul_(slope, eps).mul_(turn)
+            torch.div(-weight, sigma, out=into)
+            return into.addcmul_(precision, sigma).addcmul_(slope, eps).mul_(turn)
 
         for theta, memory, form in ((q.mu, q.of_mu, for_mu), (q.rho, q.of_rho, for_rho)):
             self._solver.step_(theta, _adding(form, room), Flat(), memory, number)

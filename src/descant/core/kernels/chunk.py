@@ -7,7 +7,7 @@ adds it to the parameters themselves: for a linear layer that is one product, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from descant.core.kernels.chain import Chain, Term
 from descant.core.kernels.layers import Context
 from descant.core.kernels.products import room
+from descant.core.kernels.span import Spanning
 from descant.core.vector import Layout
 from descant.errors import UsageError
 
@@ -45,9 +46,24 @@ class ChunkGradients:
         self._loss = loss  # outputs and targets -> losses [clients, B], and their slopes
         self._reads_context = any(place.layer.reads_context for place in chain.places)
 
+    @cached_property
+    def spanning(self) -> Spanning | None:
+        """The same for steps on one batch, where they can be made in its span."""
+        return Spanning.of(self)
+
+    def of_chain(self, chain: Chain) -> ChunkGradients:
+        """The gradients of another network with this one's outputs and statistics."""
+        return ChunkGradients(chain, self._context, self._layout, self._loss)
+
     def parameters(self, vectors: Tensor) -> list[Tensor]:
         """The networks' parameters as views of the clients' vectors [clients, d]."""
         return self.chain.parameters(vectors)
+
+    def given(self, x: Tensor, stop: int) -> Tensor:
+        """What a layer is given of the samples, where those before it have no parameters."""
+        for layer, _ in self.chain.places[:stop]:
+            x, _ = layer.forward([], x, self._context)
+        return x
 
     def slopes(self, parameters: list[Tensor], stats: Tensor | None, x: Tensor, y: Tensor,
                weight: Tensor | None, key: Tensor | None, counts: Tensor | None = None, *,
