@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from descant.core.algorithm import ClientData, LocalStep, Message, Weights
@@ -101,9 +100,9 @@ def moreau_rounds(task: Task, received: Received, data: ClientData, solver: SGD,
         if start == "w":
             theta = Model(w.theta, theta.stats)
         theta = inner_solve(task, theta, batch, solver, Gaussian(w.theta, lam), K)
-        w_i = torch.lerp(w.theta, theta.theta, eta * lam)  # w - eta lam (w - theta), in one pass
+        step = eta * lam * (w.theta - theta.theta)
         # the statistics of w are those of the theta that has seen the data
-        return Carry(Model(received.kept(w_i, theta.theta), theta.stats), theta)
+        return Carry(Model(received.kept(w.theta - step, theta.theta), theta.stats), theta)
 
     carry: Carry = data.scan(local_round, Carry(w, w))
     return carry

@@ -7,10 +7,10 @@ Clients of equal size pay for neither. The padding of a client is its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
@@ -301,7 +301,7 @@ def plan_chunk(
         shape[k, : len(each)] = each
     widths = shape.max(0).clip(min=1)
     is_active = np.arange(len(widths)) < batches[:, None]
-    streams = (random.stream(seed, f"batches.{purpose}", number, int(client)) for client in clients)
+    streams = [partial(random.stream, seed, f"batches.{purpose}", number, int(client)) for client in clients]
     # whose batches are as wide as the widest, but for the last one
     is_dense = ((shape == widths) | (np.arange(len(widths)) >= batches[:, None] - 1)).all(1)
     rows, keys = _drawn(streams, owned, lengths, widths, is_dense, batch == "full", tossed)
@@ -335,7 +335,7 @@ def steps_in_round(size: int, batch: int | Literal["full"], work: LocalWork, per
     return len(_lengths(shares, size if batch == "full" else batch, work, per_step)) // per_step
 
 
-def _drawn(streams: Iterable[np.random.Generator], owned: list[list[np.ndarray]], lengths: list[np.ndarray],
+def _drawn(streams: list[partial[np.random.Generator]], owned: list[list[np.ndarray]], lengths: list[np.ndarray],
            widths: np.ndarray, is_dense: np.ndarray, in_order: bool, tossed: list[Tossed]
            ) -> tuple[np.ndarray, np.ndarray]:
     """The rows of all batches end to end, of each client in batches as wide as the widest, filled up with its
@@ -347,8 +347,9 @@ def _drawn(streams: Iterable[np.random.Generator], owned: list[list[np.ndarray]]
         if not len(each):  # without batches there is nothing to draw
             rows[k] = shares[0][0]
             continue
-        keys[k] = random.first_key(stream)
-        order = tossed[k].rows if tossed else order_of(stream, shares, each, in_order)
+        generator = stream()
+        keys[k] = random.first_key(generator)
+        order = tossed[k].rows if tossed else order_of(generator, shares, each, in_order)
         if is_dense[k]:  # nothing to fill up in between
             rows[k, : len(order)], rows[k, len(order) :] = order, shares[0][0]
             continue

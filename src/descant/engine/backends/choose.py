@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +36,7 @@ CHUNK_BYTES, CHUNK = 8 * 2**20, 64
 SMALL_BYTES, SMALL_CHUNK = 2**20, 256
 PROBE_STEPS = 3  # steps of a client in a measurement, at least
 DIVERGING = 1e3  # a number that no model reaches which is on its way to a solution
-PROBES, PROBED = 4, 0.15  # the best of so many counts; fewer if they take longer than this many seconds
+PROBES, PROBED = 6, 0.2  # the best of so many counts; fewer if they take longer than this many seconds each
 
 
 class Timing(NamedTuple):
@@ -167,37 +169,49 @@ def measure(training: Training, forms: Templates, cohort: int, chunk: int, worke
     """Time a few batches of the first cohort in each way that can pay."""
     work, algorithm = training.work, training.work.algorithm
 
-    def seconds(backend: Backend, count: int) -> float:
+    def run(backend: Backend, count: int) -> float:
+        """Seconds per client and batch."""
         assert backend.work.local.steps is not None
         clients = np.arange(count)
         message = algorithm.broadcast(training.server, training.round_of(clients))
         states = training.store.read(clients)
-        backend.run("local", clients, 0, message, states)  # warm-up
-        best, began = math.inf, time.perf_counter()
-        for _ in range(PROBES):  # other load only adds time
-            start = time.perf_counter()
-            backend.run("local", clients, 0, message, states)
-            best = min(best, time.perf_counter() - start)
-            if time.perf_counter() - began > PROBED:
-                break
-        return best / (len(clients) * backend.work.local.steps)
+        start = time.perf_counter()
+        backend.run("local", clients, 0, message, states)
+        return (time.perf_counter() - start) / (count * backend.work.local.steps)
 
-    few = dataclasses.replace(work, local=LocalWork(steps=PROBE_STEPS))
-    at_once = seconds(InProcess(few, 1), min(2, cohort)) * min(cohort, workers * chunk)
-    probe = dataclasses.replace(work, local=LocalWork(steps=_probe_steps(work, at_once)))
-    found = [Timing("loop", 1, 1, seconds(InProcess(probe, 1), min(2, cohort)))]
+    few, pair = dataclasses.replace(work, local=LocalWork(steps=PROBE_STEPS)), min(2, cohort)
+    [cost] = _best_of_turns([partial(run, InProcess(few, 1), pair)])
+    steps = _probe_steps(work, cost * min(cohort, workers * chunk))
+    probe = dataclasses.replace(work, local=LocalWork(steps=steps))
+    ways = {("loop", 1, 1): partial(run, InProcess(probe, 1), pair)}
     if chunk > 1 and _can_be_vectorised(training, few):
-        found.append(Timing("vectorised", chunk, 1, seconds(InProcess(probe, chunk), chunk)))
+        ways["vectorised", chunk, 1] = partial(run, InProcess(probe, chunk), chunk)
+    found = [Timing(*way, cost) for way, cost in zip(ways, _best_of_turns([*ways.values()]), strict=True)]
     best = min(found, key=lambda m: m.seconds)
     per_worker = min(best.chunk, -(-cohort // workers))
     if workers > 1 and cohort > 1:
         try:
             with closing(Processes(probe, per_worker, workers, forms)) as processes:
-                cost = seconds(processes, min(cohort, workers * per_worker))
-            found.append(Timing("processes", per_worker, workers, cost))
+                here, there = _best_of_turns([ways[best[:3]], partial(
+                    run, processes, min(cohort, workers * per_worker))])
+            found = [m if m is not best else m._replace(seconds=min(here, m.seconds)) for m in found]
+            found.append(Timing("processes", per_worker, workers, there))
         except NoWorkers as error:
             notes.append(f"there can be no worker processes ({error})")
     return found
+
+
+def _best_of_turns(ways: Sequence[Callable[[], float]]) -> list[float]:
+    """What each way costs at best, after a turn to warm up. They take turns, so that other load on the
+    machine, which only adds time, meets all alike."""
+    for way in ways:
+        way()
+    best, began = [math.inf] * len(ways), time.perf_counter()
+    for _ in range(PROBES):
+        best = [min(cost, way()) for cost, way in zip(best, ways, strict=True)]
+        if time.perf_counter() - began > PROBED * len(ways):
+            break
+    return best
 
 
 def _probe_steps(work: Work, cost: float) -> int:
