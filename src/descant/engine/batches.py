@@ -335,9 +335,9 @@ def steps_in_round(size: int, batch: int | Literal["full"], work: LocalWork, per
     return len(_lengths(shares, size if batch == "full" else batch, work, per_step)) // per_step
 
 
-def _drawn(streams: list[partial[np.random.Generator]], owned: list[list[np.ndarray]], lengths: list[np.ndarray],
-           widths: np.ndarray, is_dense: np.ndarray, in_order: bool, tossed: list[Tossed]
-           ) -> tuple[np.ndarray, np.ndarray]:
+def _drawn(streams: list[partial[np.random.Generator]], owned: list[list[np.ndarray]],
+           lengths: list[np.ndarray], widths: np.ndarray, is_dense: np.ndarray, in_order: bool,
+           tossed: list[Tossed]) -> tuple[np.ndarray, np.ndarray]:
     """The rows of all batches end to end, of each client in batches as wide as the widest, filled up with its
     first row; and a key for each client, from which its other random numbers follow."""
     starts = np.concatenate([[0], np.cumsum(widths)])
