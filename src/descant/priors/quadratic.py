@@ -95,7 +95,9 @@ def descend_(prior: Prior, theta: Tensor, step: float, weight_decay: float) -> N
 
 def add_pull_(gradient: Tensor, prior: Prior, theta: Tensor, weight_decay: float) -> None:
     """In place: gradient <- gradient + prior.grad(theta) + weight_decay theta."""
-    if not isinstance(prior, Flat):
+    if isinstance(prior, Gaussian) and isinstance(prior.precision, float):
+        gradient.add_(theta - prior.mean, alpha=prior.precision)
+    elif not isinstance(prior, Flat):
         gradient.add_(prior.grad(theta))
     if weight_decay:
         gradient.add_(theta, alpha=weight_decay)
