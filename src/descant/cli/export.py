@@ -46,6 +46,8 @@ def export(
         "--torch-export", help="Also model.pt2, for PyTorch without descant.")] = False,
     onnx: Annotated[bool, typer.Option(
         "--onnx", help="Also model.onnx, for programs without PyTorch.")] = False,
+    card: Annotated[bool, typer.Option(
+        "--card", help="Also README.md, a model card for the Hugging Face Hub, and config.json.")] = False,
     allow: Allow = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -58,7 +60,7 @@ def export(
     Examples:
       descant export runs/pfedme-digits-1 --client 3 --to models
       descant export runs/hospitals --client all --global --to models
-      descant export runs/hospitals --client north --to models --onnx
+      descant export runs/hospitals --client north --to models --onnx --card
     """
     with reporting("stopped; the models written so far are complete") as console:
         if not clients and not shared:
@@ -78,7 +80,7 @@ def export(
                    dict.fromkeys(find_client(done, client) for client in clients or ()))
         with counting(console, len(numbers) + shared, "model") as report:
             made = export_models(done, [*numbers], to, which=which, shared=shared, formats=formats,
-                                 report=report)
+                                 card=card, report=report)
         if len(made.places) == 1:
             console.print(f"model: {made.places[0]}", soft_wrap=True)
         else:

@@ -7,9 +7,10 @@ import hashlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from descant.core.permit import Permit
 from descant.core.splits import SPLITS
 from descant.core.task import inputs
 from descant.core.threads import one_thread
+from descant.deploy.export.card import card_files, test_figures
 from descant.deploy.export.formats import NAMES, Converted, Format, convert, require_formats
 from descant.deploy.export.layers import described
 from descant.deploy.export.manifest import Manifest, save_model
@@ -42,17 +44,19 @@ class Exported(NamedTuple):
 
 
 def export_model(run: Run, client: int | str | None, to: str | Path, which: Which = "best",
-                 formats: Sequence[Format] = ()) -> Path:
-    """Write one client's model (None: the global model) to a directory in `to`, which is returned."""
+                 formats: Sequence[Format] = (), card: bool = False) -> Path:
+    """Write one client's model (None: the global model) to a directory in `to`, which is returned. With a
+    `card`, it is one for the Hugging Face Hub."""
     wanted = [] if client is None else [find_client(run, client)]
-    made = export_models(run, wanted, Path(to), which=which, shared=client is None, formats=formats)
+    made = export_models(run, wanted, Path(to), which=which, shared=client is None, formats=formats,
+                         card=card)
     if made.problems:
         raise DescantError(made.problems[0])
     return made.places[0]
 
 
 def export_models(run: Run, clients: Sequence[int], to: Path, *, which: Which = "best",
-                  shared: bool = False, formats: Sequence[Format] = (),
+                  shared: bool = False, formats: Sequence[Format] = (), card: bool = False,
                   report: Callable[[int], None] = lambda done: None) -> Exported:
     """Write the models of these clients, and the global model if `shared`. Nothing is overwritten, and every
     written model is complete. `report` is called with the number done."""
@@ -71,8 +75,10 @@ def export_models(run: Run, clients: Sequence[int], to: Path, *, which: Which = 
     for count, (name, client, place) in enumerate(wanted, 1):
         try:
             made = _of_run(run, client, which)
+            hub = card_files(made.manifest, name, test_figures(run, client, which)) if card else {}
             check = count == 1  # the others differ in their parameters only
-            problems += [f"{name}: {problem}" for problem in write_model(place, *made, formats, check)]
+            problems += [f"{name}: {problem}" for problem in write_model(
+                place, *made, formats, check, hub)]
             places.append(place)
         except DescantError as error:
             problems.append(f"{name}: {error}")
@@ -111,9 +117,10 @@ def samples_of(setup: Setup, client: int) -> Tensor:
 
 
 def write_model(place: Path, module: nn.Module, manifest: Manifest, samples: Tensor,
-                formats: Sequence[Format] = (), check: bool = True) -> list[str]:
-    """Write a model to a directory, atomically; returns what failed. `check`: test whether the files give the
-    same module again."""
+                formats: Sequence[Format] = (), check: bool = True,
+                more: Mapping[str, bytes] = MappingProxyType({})) -> list[str]:
+    """Write a model to a directory, atomically, with `more` files; returns what failed. `check`: test whether
+    the files give the same module again."""
     with torch.no_grad(), one_thread():
         manifest = _with_layers(module, manifest, samples)
         problems = _misfits(module, manifest, samples) if check and manifest.layers is None else []
@@ -126,8 +133,8 @@ def write_model(place: Path, module: nn.Module, manifest: Manifest, samples: Ten
     shutil.rmtree(temporary, ignore_errors=True)  # from an export that was killed
     try:
         temporary.mkdir()
-        for name, made in files.items():
-            write_atomic(temporary / NAMES[name], made.data)
+        for name, data in ({NAMES[name]: made.data for name, made in files.items()} | dict(more)).items():
+            write_atomic(temporary / name, data)
         about = {NAMES[name]: made.about for name, made in files.items()}
         save_model(temporary, module.state_dict(), dataclasses.replace(manifest, files=about))
         temporary.rename(place)

@@ -142,7 +142,7 @@ def save_model(directory: Path, tensors: Mapping[str, Tensor], manifest: Manifes
                ) -> None:
     """Write both files, the manifest last: its hashes do not fit an older model."""
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    data = save(plain)
+    data = save(plain, {"format": "pt"})  # without it, libraries of Hugging Face refuse a file
     files = {TENSORS: {"sha256": hashlib.sha256(data).hexdigest()}, **manifest.files}
     write_atomic(directory / TENSORS, data, private=private)
     text = json.dumps(sealed_table(dataclasses.replace(manifest, files=files).dump()), indent=1)
