@@ -28,6 +28,7 @@ from descant.deploy.export.layers import described
 from descant.deploy.export.manifest import TENSORS, Manifest, save_model
 from descant.deploy.export.personalize import figures_of, learned_alone
 from descant.deploy.messages import WireMessage
+from descant.deploy.privacy import OwnAccount, Spent, tells_nothing, without_loss
 from descant.deploy.protocol import (
     MAX_CLIENTS,
     PROTOCOL,
@@ -47,7 +48,8 @@ from descant.models.module import ModuleTask
 
 JOINING = ("session", "experiment", "kind", "clients", "names", "client", "unseen")
 REPEATS = 20  # of one request: a client or a server that was killed needs some
-JOBS: tuple[Job, ...] = ("local", "opening", "score", "score_newcomer")
+TRAINING: tuple[Job, ...] = ("local", "opening")
+JOBS: tuple[Job, ...] = (*TRAINING, "score", "score_newcomer")
 
 
 class Observer(Protocol):
@@ -77,6 +79,7 @@ class Membership(NamedTuple):
     work: Work
     states: ClientStates
     ledger: Ledger
+    account: OwnAccount | None  # of the privacy of its rows
 
     @property
     def setup(self) -> Setup:
@@ -120,7 +123,7 @@ class Client:
                 found = found._replace(facts=echo | found.facts)
         except Exception as error:
             self._observer.failed(str(what), error)
-            reason = str(error) if isinstance(error, NotJoined | Mismatch) else type(error).__name__
+            reason = str(error) if isinstance(error, NotJoined | Mismatch | Spent) else type(error).__name__
             found = WireMessage(echo | {"failed": reason, "ready": not isinstance(error, NotJoined)})
         number = request.facts.get("number")
         shapes = {name: packed.shape for name, packed in found.tensors.items()}
@@ -177,9 +180,11 @@ class Client:
         task = remote.task()
         federation = self._read(tables).within(remote.federation(), client, experiment.data,
                                                remote.train.torch_dtype)
-        self._membership = Membership(remote, client, task, remote.shapes(task),
-                                      remote.work(task, federation), self._directory.states(remote.session),
-                                      self._directory.ledger(remote.session))
+        work, privacy = remote.work(task, federation), experiment.privacy
+        self._membership = Membership(
+            remote, client, task, remote.shapes(task), work, self._directory.states(remote.session),
+            self._directory.ledger(remote.session),
+            None if privacy is None else OwnAccount.of(work, remote.train, privacy, client))
         return self._membership
 
     def _joined(self, request: WireMessage) -> Membership:
@@ -200,13 +205,19 @@ class Client:
         if job not in JOBS or job not in joined.shapes.messages:
             raise Rejected(f"job {job!r:.40} is unknown")
         number, counted = request.fact("number", int), request.fact("counted", int)
+        silent = tells_nothing(joined.remote.experiment.privacy)
+        if silent and job not in TRAINING:
+            raise Mismatch('privacy.figures = "off": the figures of held-out rows stay with the clients')
         self._count(joined, job, number)
+        if joined.account is not None and job in TRAINING:
+            joined.account.require(joined.ledger.total(TRAINING))
         self._observer.working(job, number)
         state = joined.states.read(counted, joined.shapes.state)
         value, steps = self._done(joined, job, number, request, state)
         facts = {"job": job, "number": number, "steps": steps}
         if not isinstance(value, LocalResult):
             return WireMessage.of(facts, value=value)
+        value = without_loss(value) if silent else value
         kept = request.fact("kept", list)
         joined.states.write(ASKED if job == "opening" else number, value.state, {counted, *kept})
         return WireMessage.of(facts, value=value._replace(state=()))
@@ -250,7 +261,8 @@ class Client:
         if request.facts.get("alone"):
             figures["alone"] = learned_alone(joined.setup, joined.client, self.name, max(1, number))
         self._observer.finished(figures, place)
-        return WireMessage({"number": number, "figures": figures})
+        told = {} if tells_nothing(joined.remote.experiment.privacy) else figures
+        return WireMessage({"number": number, "figures": told})
 
     def _save(self, joined: Membership, personal: Tree, number: int, newcomer: bool) -> Path:
         """Save what this client predicts with: a state_dict if it is one network."""

@@ -85,6 +85,10 @@ class Ledger:
         write_atomic(self._path, json.dumps(self._times).encode(), private=True)
         return self._times[key]
 
+    def total(self, whats: Collection[str]) -> int:
+        """How many requests there were in all for any of these."""
+        return sum(times for key, times in self._times.items() if key.rpartition(" ")[0] in whats)
+
 
 class ClientStates:
     """The states of one client in one federation, by round."""

@@ -31,9 +31,11 @@ from descant.core.tree import Tree
 from descant.data import DATASETS
 from descant.data.folder import OnNodes
 from descant.data.spec import anchored
+from descant.deploy.privacy import require_agreed
 from descant.engine.backends.choose import templates
 from descant.engine.backends.processes import Templates
 from descant.engine.backends.shard import Shard
+from descant.engine.protect import protected
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
 from descant.engine.work import Job, Work
@@ -58,6 +60,7 @@ def load_experiment(file: Path, settings: Sequence[str], allow: Sequence[str] = 
         if isinstance(name, str) and name not in DATASETS and "/" in name:
             tables["data"] = data | {"dataset": OnNodes.name}
     experiment = Experiment.parse(tables, ran(allow))
+    require_agreed(experiment)
     spec = experiment.data
     if isinstance(spec.dataset, OnNodes) and spec.partition.name != "natural":
         raise UsageError(f"data.partition = {spec.partition.name!r} assigns rows to clients, but in a remote "
@@ -105,7 +108,9 @@ def received_experiment(tables: Mapping[str, Any], allow: Allowed = (),
     permit = opened(allow)
     require_permitted(tables, permit, "the server's experiment: ")
     try:
-        return Experiment.parse(tables, permit)
+        experiment = Experiment.parse(tables, permit)
+        require_agreed(experiment)
+        return experiment
     except UsageError as error:
         name = tables.get("algorithm", {}).get("name")
         both = "" if name in ALGORITHMS else f"; the method {name} must be installed here as on the server"
@@ -205,8 +210,10 @@ class RemoteExperiment:
         return self.experiment.model.task(self.federation(), self.train.torch_dtype, self.train.seed)
 
     def work(self, task: Task, federation: Federation) -> Work:
-        return Work(self.experiment.algorithm, task, federation, self.train.seed, self.train.batch,
+        work = Work(self.experiment.algorithm, task, federation, self.train.seed, self.train.batch,
                     self.train.local, ranks=self.experiment.eval.metric == AUROC)
+        privacy = self.experiment.privacy
+        return work if privacy is None else protected(work, self.train, privacy, secret=True)
 
     def local_work(self, task: Task) -> Work:
         """Work on rows of zeros in this process."""
@@ -218,7 +225,8 @@ class RemoteExperiment:
         """One side of the experiment as a run."""
         sections = self.experiment.dump()
         return Setup(self.experiment.algorithm, task, federation, self.train, self.experiment.eval,
-                     {name: sections[name] for name in ("data", "model")}, robust=self.experiment.robust)
+                     {name: sections[name] for name in ("data", "model")}, privacy=self.experiment.privacy,
+                     robust=self.experiment.robust)
 
     def shapes(self, task: Task) -> Shapes:
         """By a dry run: clients with one row of zeros do a round without batches."""

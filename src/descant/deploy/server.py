@@ -26,6 +26,7 @@ from descant.deploy import backend
 from descant.deploy.backend import RemoteBackend, Rules
 from descant.deploy.client_manager import ClientManager, ConnectedClient, raise_failure
 from descant.deploy.messages import WireMessage
+from descant.deploy.privacy import require_agreed
 from descant.deploy.protocol import (
     ClientInfo,
     RemoteExperiment,
@@ -77,6 +78,7 @@ def run_server(experiment: Experiment, transport: ServerTransport, out: Path, cl
     if experiment.attack is not None:
         raise UsageError("[attack] simulates attackers with `descant run`; a real federation has none of its "
                          "own: take the section out")
+    require_agreed(experiment)
     _require_enough(experiment, clients)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):

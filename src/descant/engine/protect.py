@@ -9,12 +9,16 @@ from collections.abc import Callable
 import numpy as np
 
 from descant.core.algorithm import Message
+from descant.core.federation import Federation
 from descant.core.privacy.settings import Mechanism, Privacy
 from descant.core.privacy.task import CountingTask, NotPrivate, PrivateTask
+from descant.core.splits import Table
 from descant.core.tree import leaves, take
 from descant.engine.account import Account, Queries, require_fit
+from descant.engine.backends.shard import Shard
 from descant.engine.batches import LocalWork
 from descant.engine.cohort import sampled
+from descant.engine.pool import Pools
 from descant.engine.settings import Train
 from descant.engine.work import Work
 from descant.errors import UsageError
@@ -72,7 +76,8 @@ def _queries(work: Work, privacy: Privacy) -> Queries:
     if method.opens():
         raise _refused(work, "its first round asks every client about all its rows")
     counting = CountingTask(work.task, Mechanism(privacy, 1.0), _axes(work), method.batches_per_step())
-    trial = dataclasses.replace(work, local=LocalWork(steps=1), private=counting, privacy=None, templates={})
+    trial = dataclasses.replace(work, federation=_tiny(work.federation), local=LocalWork(steps=1),
+                                private=counting, privacy=None, templates={}, pools=Pools())
     first = work.round_of(np.zeros(1, np.int64), 0)
     model = work.task.init()
     message = method.broadcast(method.init_server(work.task, model, work.round_of(
@@ -85,6 +90,15 @@ def _queries(work: Work, privacy: Privacy) -> Queries:
     if not any(True for _ in leaves(result.upload)):  # it trains alone
         return Queries((0,))
     return Queries(tuple(counting.counts), method.disjoint_batches)
+
+
+def _tiny(federation: Federation) -> Federation:
+    """Clients of one row each: what a method asks for does not depend on the rows, and a server has none."""
+    everyone = federation.everyone
+    rows = Table(np.zeros(everyone, np.int64), np.arange(everyone + 1))
+    whole = {field.name: getattr(federation, field.name) for field in dataclasses.fields(federation)}
+    return Shard(**whole | {"x": federation.x[:2], "y": federation.y[:2], "train": rows, "validation": rows,
+                            "test": rows})
 
 
 def _refused(work: Work, why: str) -> UsageError:

@@ -172,7 +172,7 @@ class Run:
             report = self._training.play(backend)
             played = time.perf_counter()
             evaluations: list[Evaluation] = []
-            if settings.due(report.number, train.rounds):
+            if self.setup.is_told and settings.due(report.number, train.rounds):
                 with self.stopwatch("evaluate"):
                     evaluations = [evaluate(self._training, backend, group, settings.rows)
                                    for group in groups]

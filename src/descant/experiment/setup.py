@@ -60,7 +60,7 @@ class Setup:
         work = Work(self.algorithm, self.task, federation, seed, self.train.batch, self.train.local,
                     torch.device(self.train.device), self.most, self.eval.metric == AUROC)
         if self.privacy is not None:
-            work = protected(work, self.train, self.privacy)
+            work = protected(work, self.train, self.privacy, secret=self.federation.is_remote)
         if self.train.average is None:
             return work
         first = self.train.rounds - self.train.average + 1
@@ -76,6 +76,11 @@ class Setup:
     def deciding(self) -> DecidingMetric:
         """The metric by which the best round is selected."""
         return deciding(self.eval.metric, self.task, self.federation)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether clients tell the figures of their held-out rows. In a simulation they are there to see."""
+        return not (self.federation.is_remote and self.privacy is not None and self.privacy.figures == "off")
 
     @property
     def evaluated(self) -> list[np.ndarray]:

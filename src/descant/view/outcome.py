@@ -23,7 +23,7 @@ def show_outcome(console: Console, names: Sequence[str], served: Mapping[str, Fi
                  ) -> None:
     """For the server: the figures of all who have their model, and where things are."""
     rows = {name: served[name] for name in dict.fromkeys([*names, *served]) if name in served}
-    if rows:
+    if any(rows.values()):
         metric = _metric(next(iter(rows.values())))
         console.print(f"\n{metric} on the clients' own test rows, in the round that is best on their "
                       "validation rows", soft_wrap=True)
@@ -46,6 +46,8 @@ def show_own(console: Console, figures: Figures) -> None:
 
 def worth(figures: Figures) -> str:
     """In a few words."""
+    if not figures:
+        return "its figures stay there"
     metric = _metric(figures)
     values = [f"{who} {figure(metric, figures[who].get(metric))}" for who in WHO if who in figures]
     return f"{metric} {', '.join(values)}"

@@ -1,0 +1,108 @@
+"""[privacy] in a real federation: noise of the operating system, budgets that clients keep, silence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from descant.core.privacy import gradients
+from descant.core.privacy.settings import Privacy
+from descant.core.tree import leaves
+from descant.deploy import protocol
+from descant.deploy.backend import Rules
+from descant.deploy.privacy import OwnAccount, require_agreed
+from descant.deploy.protocol import load_experiment
+from descant.engine.protect import protected
+from descant.errors import UsageError
+from descant.experiment import run as runs
+from descant.experiment.config import Experiment
+from descant.experiment.run import Run, Setup
+from flower_helpers import DATA, MemoryServer, Quiet, experiment, federate, make_clients
+
+
+def private(method: str = "fedavg", **own: Any) -> Experiment:
+    plain = experiment(method, train={"rounds": 2, "local": {"epochs": 1}})
+    return dataclasses.replace(plain, privacy=Privacy(**({"noise": 1.0, "sampling": "known"} | own)))
+
+
+def played(made: Experiment, out: Path, observer: Any = None, **options: Any) -> Run:
+    transport = MemoryServer(make_clients(DATA, out / "clients", observer))
+    return federate(made, transport, out / "server", **options)
+
+
+def model_of(run: Run) -> torch.Tensor:
+    return torch.cat([leaf.flatten() for _, leaf in leaves(run.snapshot("last").server)])
+
+
+def test_two_federations_with_one_seed_have_other_noise_and_nothing_comes_from_the_stream(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients.random, "draw_coarse_normal_", None)  # would fail
+    first, second = (model_of(played(private(), tmp_path / name)) for name in ("one", "two"))
+    assert not torch.allclose(first, second, atol=1e-3)
+
+
+def test_with_the_stream_in_its_place_it_is_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                           ) -> None:
+    monkeypatch.setattr(protocol, "protected", lambda *given, secret: protected(*given))
+    for sampling in ("known", "poisson"):
+        made = private(sampling=sampling, epsilon=None)
+        run = played(made, tmp_path / sampling)
+        simulated = runs.start(Setup.of(made))
+        assert torch.allclose(model_of(run), model_of(simulated), atol=1e-12)
+        assert run.history[-1]["epsilon"] == simulated.history[-1]["epsilon"]
+
+
+def test_losses_and_figures_stay_with_the_clients(tmp_path: Path) -> None:
+    seen = Quiet()
+    run = played(private("ditto"), tmp_path, seen)
+    assert all(row["loss"] is None and "personal" not in row for row in run.history)
+    assert run.summary["last"] is None
+    assert not any(json.loads((tmp_path / "server" / "clients.json").read_text()).values())
+    assert "score" not in {what for what, *_ in seen.of("working")}
+    told = played(private("ditto", figures="told"), tmp_path / "told")
+    assert told.summary["last"] is not None
+    assert all(math.isfinite(row["loss"]) for row in told.history)
+
+
+def test_a_client_keeps_its_own_budget_whatever_the_server_asks(tmp_path: Path) -> None:
+    made = private(epsilon=4.0, noise=1.0)  # one round alone has 4.38
+    account = OwnAccount.of(Setup.of(private()).work(), made.train, private(epsilon=4.0, noise=1.5).privacy
+                            or Privacy(noise=1.0), 0)
+    assert account.spent(1) < account.spent(2) < account.spent(3)
+    account.require(1)
+    with pytest.raises(UsageError, match="once more would exceed"):
+        account.require(3)
+    run = played(made, tmp_path)
+    assert run.rounds == 0
+    assert run.summary["stopped"] == "budget"
+
+
+def test_a_reply_that_is_asked_for_again_counts_again(tmp_path: Path) -> None:
+    run = played(private(epsilon=4.0, noise=1.6), tmp_path)
+    assert run.rounds == 2
+    ledger = next((tmp_path / "clients" / "0").glob("*/ledger.json"))
+    times = json.loads(ledger.read_text())
+    assert sum(count for key, count in times.items() if key.startswith("local ")) == 2
+
+
+@pytest.mark.parametrize(("own", "train", "words"), [
+    ({"noise": None, "epsilon": 4.0}, {}, "part of what is agreed"),
+    ({"unit": "client", "sampling": "poisson"}, {"cohort": 2}, "hide nobody"),
+    ({}, {"patience": 2}, "patience")])
+def test_what_clients_could_not_check_is_refused(own: dict[str, Any], train: dict[str, Any], words: str,
+                                                 tmp_path: Path) -> None:
+    made = dataclasses.replace(experiment("fedavg", train=train), privacy=private(**own).privacy)
+    with pytest.raises(UsageError, match=words):
+        require_agreed(made)
+    with pytest.raises(UsageError, match=words):
+        federate(made, MemoryServer({}), tmp_path, clients=2, rules=Rules())
+    file = tmp_path / "experiment.toml"
+    file.write_text('[data]\ndataset = "digits"\n[algorithm]\nname = "fedavg"\n[privacy]\nepsilon = 3.0\n')
+    with pytest.raises(UsageError, match="part of what is agreed"):
+        load_experiment(file, [])
