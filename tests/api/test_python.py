@@ -143,6 +143,16 @@ def test_a_report_is_that_of_the_command_line(file, tmp_path):
 # -- what is returned --------------------------------------------------------------------------------------
 
 
+def test_what_is_gained_over_training_alone(file, tmp_path):
+    made = descant.compare(file, tmp_path / "c", algorithms=["ditto"], seeds=[0], baselines=False)
+    assert "not known" in made.gained
+    made = descant.compare(file, tmp_path / "c", algorithms=["localtrain"], seeds=[0], baselines=False)
+    level = {row["method"]: float(row["personal"]) for row in read_csv(made.directory / "results.csv")}
+    assert made.gained.startswith(f"Alone, clients reach a test accuracy of {level['localtrain']:.4f}; with "
+                                  f"{made.best}, {max(level.values()):.4f}.")
+    assert ("over training alone on average" in made.gained) == (made.best == "ditto")
+
+
 @pytest.mark.thorough
 @pytest.mark.pictures
 def test_a_comparison_in_a_notebook(file, tmp_path):

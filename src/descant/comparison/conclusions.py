@@ -285,6 +285,17 @@ def _other_metrics(results: Results) -> list[str]:
             f"difference is {'' if other.significant else 'not '}significant)." for other in results.others]
 
 
+def gained(results: Results) -> str:
+    """What the best method's clients have over training alone, with the figures of both."""
+    rows = {row.label: row for row in results.rows}
+    if results.best is None or results.reference not in rows:
+        return "What is gained over training alone is not known: there is no LocalTrain beside a method."
+    own, alone = (figure(results.metric, rows[label].figures["personal"].mean)
+                  for label in (results.best, results.reference))
+    words = f"Alone, clients reach a test {title(results.metric)} of {alone}; with {results.best}, {own}."
+    return " ".join([words, *_alone(results, rows[results.best])])
+
+
 def _alone(results: Results, best: Row) -> list[str]:
     if results.reference is None or results.repetitions < 1:
         return []

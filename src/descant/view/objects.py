@@ -57,6 +57,11 @@ class Comparison:
         """What a reader should know besides."""
         return conclusions.notes(self.results)
 
+    @property
+    def gained(self) -> str:
+        """What learning together has brought over training alone, in words."""
+        return conclusions.gained(self.results)
+
     def table(self) -> Any:
         """results.csv as a pandas DataFrame: a row for each method, the best first."""
         return _frame(results.table(self.results), "comparison.table()").set_index("method")
