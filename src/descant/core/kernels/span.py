@@ -26,10 +26,12 @@ from descant.core.kernels.products import add_product_, in_lines, room
 if TYPE_CHECKING:
     from descant.core.kernels.chunk import ChunkGradients
 
+WHOLE = 16  # numbers of single precision in a line of the cache
+
 
 class Coefficients(Layer):
-    """The layer whose parameter is (O, T, a, b) [clients, outputs, 2 B + 2], side by side; its rows are
-    those of `Span.rows`."""
+    """The layer whose parameter is (O, T, a, b) [clients, outputs, 2 B + 2], side by side, and filled up with
+    zeros (see `_width`); its rows are those of `Span.rows`."""
 
     owns = ("coefficients",)
 
@@ -86,7 +88,7 @@ class Span:
     def __init__(self, rows: Tensor, has_bias: bool) -> None:
         clients, self._B, _ = rows.shape
         self._given = rows if in_lines(rows) else room(rows, rows.shape).copy_(rows)
-        self.rows = room(rows, (clients, self._B, 2 * self._B + 2)).zero_()
+        self.rows = room(rows, (clients, self._B, _width(self._B))).zero_()
         products = torch.bmm(self._given, self._given.mT)
         self.rows[:, :, : self._B] = products.add_(1) if has_bias else products
         self.rows.diagonal(self._B, 1, 2).fill_(1)
@@ -94,7 +96,7 @@ class Span:
     def of(self, layer: list[Tensor], column: int) -> Tensor:
         """The coefficients of W_0 (column 0) or V (column 1) [clients, outputs, inputs], and its bias."""
         weight, *bias = layer
-        made = room(weight, (*weight.shape[:2], 2 * self._B + 2)).zero_()
+        made = room(weight, (*weight.shape[:2], _width(self._B))).zero_()
         outputs = torch.bmm(weight if in_lines(weight) else room(weight, weight.shape).copy_(weight),
                             self._given.mT)
         made[:, :, : self._B] = outputs.add_(bias[0].unsqueeze(2)) if bias else outputs
@@ -112,8 +114,14 @@ class Span:
                 part = torch.addcmul(part, layer[which], share, out=place)
 
 
+def _width(rows: int) -> int:
+    """Columns of the coefficients: whole lines of the cache, whatever the precision, so that those of one
+    client follow upon another's and a step is one product (`add_product_`)."""
+    return -(-(2 * rows + 2) // WHOLE) * WHOLE
+
+
 def _pays(rows: int, inputs: int, outputs: int, steps: int) -> bool:
     """Whether the span takes fewer multiplications: three products with the weights and one for x x', where
     every step takes two with the weights."""
-    spanned = (3 * outputs + rows) * inputs * rows + steps * outputs * rows * (2 * rows + 2)
+    spanned = (3 * outputs + rows) * inputs * rows + steps * outputs * rows * _width(rows)
     return spanned < 2 * steps * outputs * inputs * rows
