@@ -54,8 +54,8 @@ CASES = (
     Case("20 rows, one round of one step", steps=1, batch="full", rounds=1),
     Case("60 rows", rows=60),
     Case("20 rows, sum of 10 clients", summed=True),
-    Case("20 rows, rows clipped, noise 0.3", privacy={"unit": "record", "clip": 1.0, "noise": 0.3}),
     Case("20 rows, rows clipped, noise 1", privacy={"unit": "record", "clip": 1.0, "noise": 1.0}),
+    Case("20 rows, rows clipped, noise 8", privacy={"unit": "record", "clip": 1.0, "noise": 8.0}),
 )
 
 
@@ -115,8 +115,8 @@ def draw(lines: list[list[Any]], path: Path) -> None:
         axes.axvline(0.5, color="black", linewidth=0.8)
         axes.set(yticks=range(len(cases)), xlim=(0.4, 1.0), title=dataset, xlabel="area under the ROC curve")
         axes.set_yticklabels(cases)
-        axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
+    axes.invert_yaxis()  # of both
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=130, metadata={"Software": None})
 

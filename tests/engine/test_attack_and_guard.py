@@ -130,8 +130,8 @@ def test_honest_clients_are_scored(more: dict[str, int], tmp_path: Path) -> None
     assert scored == set(range(12)) - attackers
 
 
-@pytest.mark.parametrize("backend", ["loop", "processes"])
-@pytest.mark.parametrize("attack", [FLIP, {"kind": "alie", "scale": 1.5}])
+@pytest.mark.parametrize(("backend", "attack"), [("loop", FLIP),
+                                                 ("processes", {"kind": "alie", "scale": 1.5})])
 def test_backends_agree(backend: str, attack: dict[str, Any]) -> None:
     both = [played("ditto", rounds=3, attack=attack, robust={"rule": "norm"}, backend=name)
             for name in (backend, "vectorised")]
