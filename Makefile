@@ -68,6 +68,9 @@ tutorial: $(STAMP) ## execute the notebooks of the tutorial and keep their outpu
 fuzz: $(STAMP) ## try hostile and damaged files and messages, for ten minutes (FUZZ_SECONDS=60)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fuzz --seconds $(FUZZ_SECONDS)
 
+chaos: $(STAMP) ## a federation under kills, stops, a bad network, a full disk, wrong clocks and a liar (CHAOS="--seed 5")
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.chaos $(CHAOS)
+
 bench: $(STAMP) ## measure the speed, into runs/bench (BENCH="--quick": in under a minute)
 	$(BIN)/python -m benchmarks.bench $(BENCH)
 

@@ -340,4 +340,14 @@ MUTATIONS: tuple[Mutation, ...] = (
              ("tests/comparison/test_reproduce.py",), "what is reversed is said to appear"),
     Mutation("comparison/reproduce/times.py", "ratio = pace() / known[\"pace\"]", "ratio = 1.0",
              ("tests/comparison/test_reproduce.py",), "times are those of another machine"),
+    # -- the link of a real federation -----------------------------------------------------------------
+    Mutation("deploy/transport/grpc_server.py", "if self._waiting.get(number) is link:", "if number in self._waiting:",
+             ("tests/deploy/test_grpc.py",), "a client ends what another was asked"),
+    Mutation("deploy/transport/grpc_server.py", "if (most := link.asked.pop(number, None)) is None:",
+             "if (most := link.asked.get(number)) is None:", ("tests/deploy/test_grpc.py",),
+             "a request is replied to twice"),
+    Mutation("deploy/transport/frames.py", "if len(frame) != min(FRAME, self._left):", "if len(frame) > self._left:",
+             ("tests/deploy/test_grpc.py",), "frames without bytes, without an end"),
+    Mutation("deploy/certificates.py", "if _revoked_at(directory, name, public).exists():", "if False:",
+             ("tests/deploy/test_certificates.py",), "a revoked key comes back"),
 )

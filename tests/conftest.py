@@ -10,6 +10,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as `descant.deploy` does, before Flower is imported
 
 import hypothesis
 import matplotlib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ class MemoryServer:
 
     def receive(self, requests: Collection[str]) -> Iterator[tuple[str, Payload | NoReply]]:
         return iter([(id, self._replies.pop(id)) for id in requests if id in self._replies])
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def forget(self, requests: Collection[str]) -> None:
         for id in requests:

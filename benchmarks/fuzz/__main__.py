@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fuzz`, or `make fuzz`: as many cases of every kind as the time allows."""
+"""`python -m benchmarks.fuzz`, or `make fuzz`: as many cases of every kind as time allows."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ BATCH = 50  # cases between looks at the clock
 
 
 def main(seconds: Annotated[float, typer.Option(help="For all kinds together.")] = 600.0,
+         cases: Annotated[int, typer.Option(help="Of each kind, however long they take; 0: as time allows."
+                                            )] = 0,
          only: Annotated[str, typer.Option(help="Words of the kinds to try.")] = "",
          seed: Annotated[int, typer.Option(help="Of the first cases; 0: any.")] = 0) -> None:
     """Try hostile and damaged input of every kind. The first finding is shown, and ends this."""
@@ -28,11 +30,11 @@ def main(seconds: Annotated[float, typer.Option(help="For all kinds together.")]
         with tempfile.TemporaryDirectory() as home:
             kind = make(Path(home))
             until = time.monotonic() + seconds / len(chosen)
-            cases = refused = 0
-            while time.monotonic() < until:
-                refused += run_cases(kind, BATCH, seed + cases)
-                cases += BATCH
-            print(f"{kind.name:22} {cases:7,} cases, {refused:7,} refused")
+            tried = refused = 0
+            while tried < cases if cases else time.monotonic() < until:
+                refused += run_cases(kind, BATCH, seed + tried)
+                tried += BATCH
+            print(f"{kind.name:22} {tried:7,} cases, {refused:7,} refused")
             sys.stdout.flush()
 
 

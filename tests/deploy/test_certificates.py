@@ -140,11 +140,80 @@ def test_a_folder_that_was_handed_over_is_not_made_again(made):
     assert not (made / "north").exists()
 
 
+def test_certificates_of_clients_are_renewed_with_the_same_key(made, monkeypatch):
+    """Before they expire. A client that has its folder elsewhere is sent the new certificate alone."""
+    for path in (made / "north").iterdir():
+        path.unlink()
+    before = contents(made)
+    at(monkeypatch, days=340)
+    notes = ServerKeys.load(made / "server").notes
+    assert any("the certificate of north expires on" in note for note in notes)
+    again = make_certificates(made, HOST, ["north", "south"])
+    assert (again.added, again.renewed, again.kept) == ((), ("north", "south"), ())
+    assert {path.name for path in (made / "north").iterdir()} == {"ca.crt", "north.pem"}
+    after = contents(made)
+    assert {name for name in before if before[name] != after[name]} == {
+        "server/server.pem", "server/clients/north.pem", "server/clients/south.pem", "south/south.pem"}
+    at(monkeypatch, days=400)
+    assert ClientKeys.load(made / "south", "south").certificate == after["south/south.pem"]
+    assert make_certificates(made, HOST, ["north", "south"]).kept == ("north", "south")
+
+
+def test_a_client_with_its_own_key_gets_a_certificate(made):
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    (made / "server" / "clients" / "east.pub").write_bytes(public)
+    assert make_certificates(made, HOST, ["east"]).renewed == ("east",)
+    (made / "east" / "east.key").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    assert ClientKeys.load(made / "east", "east").public == key.public_key()
+
+
+def test_another_key_for_one_client(made):
+    """Everybody else keeps theirs, and the authority stays."""
+    before = contents(made)
+    again = make_certificates(made, HOST, ["south"], rotate=["north"])
+    assert (again.added, again.kept) == (("north",), ("south",))
+    after = contents(made)
+    assert {name for name in before if before[name] != after[name]} == {
+        "server/clients/north.pub", "server/clients/north.pem", "north/north.key", "north/north.pub",
+        "north/north.pem"}
+    assert ClientKeys.load(made / "north", "north").public_pem == ServerKeys.load(
+        made / "server").clients["north"] not in before.values()
+
+
+def test_a_revoked_client(made):
+    """Its key is not taken, and does not come back with the next call; a new one does."""
+    before = contents(made)
+    assert make_certificates(made, HOST, [], revoke=["north"]).revoked == ("north",)
+    assert [*ServerKeys.load(made / "server").clients] == ["south"]
+    assert contents(made)["ca.crt"] == before["ca.crt"]
+    with pytest.raises(UsageError, match=r"the key of north was revoked: make another with --rotate north"):
+        make_certificates(made, HOST, ["north"])
+    make_certificates(made, HOST, [], rotate=["north"])
+    assert [*ServerKeys.load(made / "server").clients] == ["north", "south"]
+    assert ClientKeys.load(made / "north", "north").private is not None
+    with pytest.raises(UsageError, match="there is no client nobody with a key"):
+        make_certificates(made, HOST, [], revoke=["nobody"])
+
+
+def test_a_certificate_of_somebody_else(made, tmp_path):
+    make_certificates(tmp_path / "other", HOST, ["north"])
+    place = made / "north" / "north.pem"
+    for source, what in ((made / "south" / "south.pem", "is not for the key of this client"),
+                         (None, "there is no .*north.pem: ask the server's operator for a new one")):
+        place.unlink()
+        if source is not None:
+            place.write_bytes(source.read_bytes())
+        with pytest.raises(UsageError, match=what):
+            ClientKeys.load(made / "north", "north")
+
+
 class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("survivors", range(13))
+@pytest.mark.parametrize("survivors", range(17))
 def test_a_kill_at_any_moment_is_made_good_by_the_next_call(tmp_path, monkeypatch, survivors):
     """Whatever file was the last, the next call keeps all keys and completes the rest."""
     count = 0
@@ -297,7 +366,8 @@ def test_dates(made, monkeypatch):
     at(monkeypatch, days=366)
     with pytest.raises(UsageError, match=f"server.pem expired on {ends:%Y-%m-%d}: renew it with: descant"):
         ServerKeys.load(made / "server")
-    ClientKeys.load(made / "north", "north")  # the authority still holds
+    with pytest.raises(UsageError, match=r"north\.pem expired on .*: ask the server's operator"):
+        ClientKeys.load(made / "north", "north")
     at(monkeypatch, days=-3)
     with pytest.raises(UsageError, match=r"the clock of this machine says .*: set it"):
         ClientKeys.load(made / "north", "north")

@@ -28,7 +28,7 @@ pytest.importorskip("flwr", reason="Flower is missing: pip install 'descant[flow
 import flower_helpers as flower
 from descant.deploy import certificates, client_manager, keys, server
 from descant.deploy.protocol import load_experiment
-from descant.deploy.transport import flower_client, flower_server
+from descant.deploy.transport import grpc_client, grpc_server
 from descant.view import federation_client
 from descant.view.federation import ServerDisplay
 from descant.view.federation_client import ClientDisplay
@@ -140,7 +140,7 @@ def test_certificates_say_who_gets_what_and_what_comes_next(home):
         assert text in made.out, made.out
     more = call("certificates", "keys", "--host", "server.example.org", "--client", "west")
     assert "kept keys/server" in more.out
-    assert "restart a running server" in more.out
+    assert "a running server knows the new clients within seconds" in more.out
     assert "--clients 3" in more.out
 
 
@@ -272,7 +272,7 @@ def test_two_processes_with_one_directory(home, pki):
 def linked(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., flower.MemoryServer]:
     def to(**data: str) -> flower.MemoryServer:
         transport = flower.MemoryServer(flower.make_clients(data, home / "nodes"))
-        monkeypatch.setattr(flower_server, "open_server", lambda host, port, keys, log: transport)
+        monkeypatch.setattr(grpc_server, "open_server", lambda host, port, keys: transport)
         return transport
 
     return to
@@ -394,7 +394,7 @@ def take_part(monkeypatch: pytest.MonkeyPatch, home: Path, *options: object, exp
             flower.federate(load_experiment(Path(experiment), []), transport, home / "out", observer=seen)
         wanted.append(stop.wait(0.5))
 
-    monkeypatch.setattr(flower_client.FlowerClient, "serve", fake)
+    monkeypatch.setattr(grpc_client.GrpcClient, "serve", fake)
     monkeypatch.setattr(server.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT))
     result = call("client", "--server", "127.0.0.1:8443", "--name", "north", "--data", data, "--insecure",
                   *options)
@@ -460,7 +460,7 @@ def test_a_signal_ends_a_client(number, code, home, monkeypatch):
         finally:
             stopped.append(given[-1].is_set())
 
-    monkeypatch.setattr(flower_client.FlowerClient, "serve", fake)
+    monkeypatch.setattr(grpc_client.GrpcClient, "serve", fake)
     result = call("client", "--server", "127.0.0.1:1", "--name", "north", "--data", "north.csv", "--insecure")
     assert (result.code, stopped) == (code, [True])
     assert result.err == "stopped; rerun the same command to continue with descant-north\n"

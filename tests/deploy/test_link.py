@@ -1,4 +1,4 @@
-"""The connection over Flower: real processes on the loopback, TLS, keys, kills and restarts."""
+"""The connection, over both transports: real processes on the loopback, TLS, keys, kills and restarts."""
 
 from __future__ import annotations
 
@@ -34,15 +34,19 @@ from descant.deploy import certificates, keys
 from descant.deploy.certificates import make_certificates
 from descant.deploy.keys import ClientKeys, ServerKeys
 from descant.deploy.messages import WireMessage
-from descant.deploy.transport import NoReply, Payload, flower_client
+from descant.deploy.transport import NoReply, Payload, ServerTransport, choose, flower_client
 from descant.deploy.transport.address import Address, diagnose
-from descant.deploy.transport.flower_client import FlowerClient
-from descant.deploy.transport.flower_server import FlowerServer, open_server
+from descant.deploy.transport.choose import Name, make_client
+from descant.deploy.transport.flower_server import open_server
+from descant.deploy.transport.http import connect
+from descant.deploy.transport.tls import client_context
 from descant.errors import DescantError, UsageError
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 NAMES = ("north", "south")
+over_flower = pytest.mark.parametrize("federation", [Name.flower], indirect=True)
+over_both = pytest.mark.parametrize("transport", list(Name))
 # the package that these tests see is the one that is run, installed or not
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(descant.__file__).parents[1])}
 NODE = """
@@ -50,9 +54,9 @@ import json, sys, threading, time
 from pathlib import Path
 from descant.deploy.keys import ClientKeys
 from descant.deploy.transport.address import Address
-from descant.deploy.transport.flower_client import FlowerClient
+from descant.deploy.transport.choose import Name, make_client
 
-address, pki, name = sys.argv[1:]
+address, pki, name, transport = sys.argv[1:]
 
 class Events:
     def connected(self): print("connected", flush=True)
@@ -66,7 +70,8 @@ def echo(payload):
     return payload
 
 keys = None if pki == "none" else ClientKeys.load(Path(pki) / name, name)
-FlowerClient(Address.parse(address), keys, Path(name)).serve(echo, Events(), threading.Event())
+client = make_client(Name(transport), Address.parse(address), keys, Path(name))
+client.serve(echo, Events(), threading.Event())
 """
 PARENT = """
 import sys, time
@@ -82,8 +87,9 @@ time.sleep(100)
 class Nodes:
     """Clients in processes of their own."""
 
-    def __init__(self, directory: Path, pki: Path | None) -> None:
+    def __init__(self, directory: Path, pki: Path | None, transport: Name) -> None:
         self._directory = directory
+        self._transport = transport
         self._pki = pki
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -91,7 +97,8 @@ class Nodes:
         for name in names:
             with (self._directory / f"{name}.log").open("ab") as log:
                 self._processes[name] = subprocess.Popen(
-                    [sys.executable, "-c", NODE, f"localhost:{port}", str(self._pki or "none"), name],
+                    [sys.executable, "-c", NODE, f"localhost:{port}", str(self._pki or "none"), name,
+                     self._transport],
                     cwd=self._directory, env=ENVIRONMENT, stdout=log, stderr=log)
 
     def kill(self, name: str) -> None:
@@ -110,16 +117,20 @@ class Nodes:
 class Federation:
     """A link that can be replaced, and its nodes."""
 
-    def __init__(self, directory: Path, keys: ServerKeys | None, nodes: Nodes) -> None:
+    def __init__(self, directory: Path, keys: ServerKeys, nodes: Nodes, transport: Name) -> None:
         self.keys = keys
         self.nodes = nodes
+        self.transport = transport
         self._log = directory / "superlink.log"
-        self.link = open_server("0.0.0.0" if keys else "127.0.0.1", 0, keys, self._log)
+        self.link = self._open(0)
+
+    def _open(self, port: int) -> Any:
+        return choose.open_server(self.transport, "0.0.0.0", port, self.keys, self._log)
 
     def restart(self) -> None:
         port = self.link.port
         self.link.close()
-        self.link = open_server("0.0.0.0" if self.keys else "127.0.0.1", port, self.keys, self._log)
+        self.link = self._open(port)
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +141,11 @@ def pki(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def federation(pki, tmp_path_factory) -> Iterator[Federation]:
+@pytest.fixture(scope="module", params=list(Name))
+def federation(request, pki, tmp_path_factory) -> Iterator[Federation]:
     directory = tmp_path_factory.mktemp("federation")
-    nodes = Nodes(directory, pki / "ours")
-    found = Federation(directory, ServerKeys.load(pki / "ours" / "server"), nodes)
+    nodes = Nodes(directory, pki / "ours", request.param)
+    found = Federation(directory, ServerKeys.load(pki / "ours" / "server"), nodes, request.param)
     try:
         nodes.start(found.link.port, *NAMES)
         yield found
@@ -152,7 +163,7 @@ def until(what: Callable[[], Any], seconds: float = 30) -> Any:
     return found
 
 
-def online(link: FlowerServer, count: int = len(NAMES)) -> dict[str, int]:
+def online(link: ServerTransport, count: int = len(NAMES)) -> dict[str, int]:
     def look() -> dict[str, int] | None:
         found = {connection.name: address for address, connection in link.connected().items()}
         return found if len(found) == count else None
@@ -164,7 +175,8 @@ def message(tensor: torch.Tensor | None = None, **facts: Any) -> Payload:
     return WireMessage.of(facts, **({} if tensor is None else {"x": tensor})).encode()
 
 
-def ask(link: FlowerServer, payloads: Mapping[int, Payload], seconds: float = 60) -> dict[int, WireMessage]:
+def ask(link: ServerTransport, payloads: Mapping[int, Payload], seconds: float = 60
+        ) -> dict[int, WireMessage]:
     """The replies of these clients; a request to a client that is just coming back is sent again."""
     replies: dict[int, WireMessage] = {}
     sent: dict[str, int] = {}
@@ -183,7 +195,7 @@ def ask(link: FlowerServer, payloads: Mapping[int, Payload], seconds: float = 60
     return replies
 
 
-def received(link: FlowerServer, id: str) -> bool:
+def received(link: ServerTransport, id: str) -> bool:
     return bool([*link.receive([id])])
 
 
@@ -204,6 +216,7 @@ def test_eighty_megabytes(federation):
     assert torch.equal(found, tensor)
 
 
+@over_flower
 def test_heartbeats_go_on_while_an_answer_is_made(federation):
     """And nobody else waits for it."""
     link = federation.link
@@ -231,6 +244,7 @@ def test_a_message_that_nobody_will_answer_is_forgotten(federation):
     assert ask(link, {node: message(turn=2)}, 10)[node].facts["turn"] == 2
 
 
+@over_flower
 def test_forgotten_messages_take_no_memory(federation):
     link = federation.link
     node = online(link)["south"]
@@ -257,18 +271,19 @@ def test_forgotten_messages_take_no_memory(federation):
 def test_a_port_in_use(federation, tmp_path):
     port = federation.link.port
     with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use: choose another with --port"):
-        open_server("127.0.0.1", port, None, tmp_path / "log")
+        choose.open_server(federation.transport, "127.0.0.1", port, None, tmp_path / "log")
 
 
-def test_addresses_that_cannot_be_served(tmp_path, pki):
+@over_both
+def test_addresses_that_cannot_be_served(transport, tmp_path, pki):
     keys = ServerKeys.load(pki / "ours" / "server")
     for host, port, why in [("192.0.2.1", 0, "not an address of this machine"),
                             ("127.0.0.1", 70000, "at most 65535"),
                             ("no such host", 0, "not a name or address")]:
         with pytest.raises(UsageError, match=why):
-            open_server(host, port, keys, tmp_path / "log")
+            choose.open_server(transport, host, port, keys, tmp_path / "log")
     with pytest.raises(UsageError, match=r"0\.0\.0\.0 is not its loopback"):
-        open_server("0.0.0.0", 0, None, tmp_path / "log")
+        choose.open_server(transport, "0.0.0.0", 0, None, tmp_path / "log")
 
 
 # -- who is let in -------------------------------------------------------------------------------
@@ -294,37 +309,68 @@ class Events:
         self.told.append(reason)
 
 
-def attempt(address: str, keys: ClientKeys | None, directory: Path) -> str:
+def attempt(address: str, keys: ClientKeys | None, directory: Path, transport: Name = Name.flower) -> str:
     """Why a client does not even begin."""
     with pytest.raises(DescantError) as error:
-        FlowerClient(Address.parse(address), keys, directory).serve(lambda payload: payload, Events(),
-                                                                    threading.Event())
+        make_client(transport, Address.parse(address), keys, directory).serve(
+            lambda payload: payload, Events(), threading.Event())
     return str(error.value)
 
 
 def test_an_unknown_key_is_refused(federation, pki, tmp_path):
+    """Though its certificate is one of the authority's."""
+    make_certificates(pki / "ours", "localhost", ["east"])
+    (pki / "ours" / "server" / "clients" / "east.pub").unlink()
+    time.sleep(1.5)  # a server looks again and again
+    stranger = ClientKeys.load(pki / "ours" / "east", "east")
+    assert attempt(f"localhost:{federation.link.port}", stranger, tmp_path, federation.transport) == (
+        "the server does not know the key of east: ask its operator to add east.pub")
+
+
+def test_a_certificate_of_another_authority_is_refused_at_the_handshake(federation, pki, tmp_path):
     stranger = ClientKeys.load(pki / "others" / "north", "north")._replace(
         ca=(pki / "ours" / "ca.crt").read_bytes())
-    assert attempt(f"localhost:{federation.link.port}", stranger, tmp_path) == (
-        "the server does not know the key of north: ask its operator to add north.pub")
+    told = attempt(f"localhost:{federation.link.port}", stranger, tmp_path, federation.transport)
+    assert "does not take this client's certificate" in told
+
+
+def test_without_a_certificate_nobody_shakes_hands(federation):
+    """A stranger gets no byte but TLS's refusal."""
+    context = ssl.create_default_context(cadata=federation.keys.ca.decode())
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with (socket.create_connection(("127.0.0.1", federation.link.port), 10) as plain,
+          context.wrap_socket(plain, server_hostname="127.0.0.1") as secure):
+        try:
+            assert secure.recv(1000) == b""
+        except (ssl.SSLError, ConnectionResetError) as error:
+            assert "CERTIFICATE_REQUIRED" in str(error) or "reset" in str(error)  # noqa: PT017
+
+
+def test_the_other_transport_is_named(federation, pki, tmp_path):
+    other = Name.flower if federation.transport == Name.grpc else Name.grpc
+    keys = ClientKeys.load(pki / "ours" / "north", "north")
+    told = attempt(f"localhost:{federation.link.port}", keys, tmp_path, other)
+    assert f"start this client with --transport {federation.transport}" in told
 
 
 def test_a_server_of_another_authority_is_refused(federation, pki, tmp_path):
     keys = ClientKeys.load(pki / "others" / "north", "north")
-    told = attempt(f"localhost:{federation.link.port}", keys, tmp_path)
+    told = attempt(f"localhost:{federation.link.port}", keys, tmp_path, federation.transport)
     assert "was not issued by the authority in ca.crt" in told
 
 
 def test_a_certificate_for_another_host_is_refused(federation, pki, tmp_path):
     keys = ClientKeys.load(pki / "ours" / "north", "north")
-    told = attempt(f"127.0.0.2:{federation.link.port}", keys, tmp_path)
+    told = attempt(f"127.0.0.2:{federation.link.port}", keys, tmp_path, federation.transport)
     assert "is not for 127.0.0.2: connect to the address" in told
 
 
 def test_plain_text_against_tls(federation, tmp_path):
-    assert "is encrypted: name the folder" in attempt(f"localhost:{federation.link.port}", None, tmp_path)
+    told = attempt(f"localhost:{federation.link.port}", None, tmp_path, federation.transport)
+    assert "is encrypted: name the folder" in told
 
 
+@over_flower
 def test_a_clock_that_is_wrong(federation, pki, tmp_path, monkeypatch):
     from flwr.supernode import node_auth_http_interceptor as signing
 
@@ -343,6 +389,7 @@ def test_a_clock_that_is_wrong(federation, pki, tmp_path, monkeypatch):
     assert re.search(r"clock is 1[12]\d s ahead of the server's: set it", told)
 
 
+@over_flower
 def test_everything_else_is_closed(federation, pki):
     """Flower would serve it to anybody on the same port."""
     from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
@@ -354,39 +401,40 @@ def test_everything_else_is_closed(federation, pki):
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
     online(federation.link)
-    server = f"127.0.0.1:{federation.link.port}", False, federation.keys.ca
+    context = client_context(ClientKeys.load(pki / "ours" / "north", "north"))
+    server = Address("127.0.0.1", federation.link.port), context
 
     def status(call: Callable[[Any], Any], request: Any) -> int:
         with pytest.raises(httpx.HTTPStatusError) as error:
             call(request)
         return error.value.response.status_code
 
-    with ControlHttpClient.from_server_address(*server, []) as control:
+    with connect(ControlHttpClient, *server, []) as control:
         assert status(control.StartRun, StartRunRequest()) == 404
         assert status(control.RegisterNode, RegisterNodeRequest()) == 404
         assert status(control.ListNodes, ListNodesRequest()) == 404
     # not even with the token of the task: only who has this process's own token
     token = RuntimeTokenHttpInterceptor(federation.link._grid._token)
-    with RuntimeHttpClient.from_server_address(*server, [token]) as runtime:
+    with connect(RuntimeHttpClient, *server, [token]) as runtime:
         assert status(runtime.AcquireTask, AcquireTaskRequest(supported_task_types=["flwr-serverapp"])) == 404
         assert status(runtime.GetNodes, GetNodesRequest()) == 404
         assert status(runtime.PullMessages, PullAppMessagesRequest()) == 404
-    with FleetHttpClient.from_server_address(*server, []) as stranger:
+    with connect(FleetHttpClient, *server, []) as stranger:
         known = federation.keys.clients["north"]
         assert status(stranger.ActivateNode, ActivateNodeRequest(public_key=known)) == 403
-    context = ssl.create_default_context(cadata=federation.keys.ca.decode())
     with httpx.Client(base_url=f"https://127.0.0.1:{federation.link.port}", verify=context) as web:
         for path in ("/", "/docs", "/openapi.json", "/health", "/v1/fleet/get-fab", "/v1/fleet//pull-object",
                      "/v1/fleet/register-node", "/v1/responses", "/v1/control/get-login-details"):
             assert web.get(path).status_code == web.post(path).status_code == 404, path
 
 
+@over_flower
 @pytest.mark.parametrize(("header", "value"), [
     ("content-length", "99999999"), ("transfer-encoding", "chunked")])
-def test_unsigned_requests_of_any_length_are_refused_before_they_are_read(federation, header, value):
+def test_unsigned_requests_of_any_length_are_refused_before_they_are_read(federation, pki, header, value):
     from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
-    context = ssl.create_default_context(cadata=federation.keys.ca.decode())
+    context = client_context(ClientKeys.load(pki / "ours" / "north", "north"))
     with contextlib.closing(HTTPSConnection("127.0.0.1", federation.link.port, context=context)) as web:
         web.putrequest("POST", "/v1/fleet/push-object")
         web.putheader(FLEET_HTTP_PUBLIC_KEY_HEADER, b64encode(federation.keys.clients["north"]))
@@ -395,6 +443,7 @@ def test_unsigned_requests_of_any_length_are_refused_before_they_are_read(federa
         assert web.getresponse().status == 401
 
 
+@over_flower
 def test_a_client_gives_no_orders_to_another(federation, pki):
     """With a key of its own, in the server's name: Flower would pass it on."""
     from flwr.app import Message, RecordDict
@@ -411,9 +460,9 @@ def test_a_client_gives_no_orders_to_another(federation, pki):
     order.metadata.__dict__ |= {"_message_id": order.object_id, "_run_id": federation.link._grid._run_id,
                                 "_src_node_id": SUPERLINK_NODE_ID}
     own = ClientKeys.load(pki / "ours" / "north", "north")
-    server = f"127.0.0.1:{federation.link.port}", False, federation.keys.ca
+    server = Address("127.0.0.1", federation.link.port), client_context(own)
     signing = [NodeAuthHttpInterceptor(own.private, own.public)]
-    with (FleetHttpClient.from_server_address(*server, signing) as liar,
+    with (connect(FleetHttpClient, *server, signing) as liar,
           pytest.raises(httpx.HTTPStatusError) as error):
         liar.PushMessages(PushMessagesRequest(node=Node(node_id=nodes["north"]),
                                               messages_list=[message_to_proto(order)],
@@ -421,6 +470,7 @@ def test_a_client_gives_no_orders_to_another(federation, pki):
     assert error.value.response.status_code == 403
 
 
+@over_flower
 def test_the_superlink_has_no_torch_and_no_secret_in_its_command(federation):
     process = Path("/proc") / str(federation.link.process)
     assert "torch" not in (process / "maps").read_text()
@@ -465,16 +515,18 @@ def listening(context: ssl.SSLContext | None, answer: bytes = b"") -> Iterator[i
         thread.join()
 
 
-def test_a_certificate_that_has_expired(pki, tmp_path, monkeypatch):
+@over_both
+def test_a_certificate_that_has_expired(transport, pki, tmp_path, monkeypatch):
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=30)
     with monkeypatch.context() as patch:
         for module in (certificates, keys):
             patch.setattr(module, "now", lambda: past)
         make_certificates(tmp_path, "localhost", ["north"], days=10)
+        old = ClientKeys.load(tmp_path / "north", "north")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "server" / "server.pem", tmp_path / "server" / "server.key")
     with listening(context) as port:
-        told = attempt(f"localhost:{port}", ClientKeys.load(tmp_path / "north", "north"), tmp_path / "state")
+        told = attempt(f"localhost:{port}", old, tmp_path / "state", transport)
     assert told == (f"the certificate of the server at localhost:{port} has expired: renew it on the "
                     "server's side with: descant certificates DIR --host HOST")
 
@@ -489,7 +541,8 @@ def test_a_server_of_another_kind(tmp_path, answer):
         assert attempt(f"localhost:{port}", None, tmp_path).endswith("is not a descant server")
 
 
-def test_tls_against_plain_text(pki, tmp_path):
+@over_both
+def test_tls_against_plain_text(transport, pki, tmp_path):
     class Web(http.server.BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             pass
@@ -498,7 +551,7 @@ def test_tls_against_plain_text(pki, tmp_path):
         thread = threading.Thread(target=web.serve_forever)
         thread.start()
         keys = ClientKeys.load(pki / "ours" / "north", "north")
-        told = attempt(f"localhost:{web.server_port}", keys, tmp_path)
+        told = attempt(f"localhost:{web.server_port}", keys, tmp_path, transport)
         web.shutdown()
         thread.join()
     assert "is not encrypted" in told
@@ -521,25 +574,26 @@ def test_a_name_that_nobody_has():
     assert not diagnose(error, Address("nowhere.example", 1)).is_final
 
 
-def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path):
+@over_both
+def test_a_server_that_is_not_there_yet_is_waited_for(transport, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     events, stop = Events(), threading.Event()
-    transport = FlowerClient(Address("127.0.0.1", port), None, tmp_path)
-    client = threading.Thread(target=transport.serve, args=(lambda payload: payload, events, stop))
+    made = make_client(transport, Address("127.0.0.1", port), None, tmp_path)
+    client = threading.Thread(target=made.serve, args=(lambda payload: payload, events, stop))
     client.start()
     try:
         until(lambda: events.told)
         assert events.told == [f"cannot reach a server at 127.0.0.1:{port} (Connection refused)"]
-        with open_server("127.0.0.1", port, None, tmp_path / "log") as link:  # unencrypted
+        with choose.open_server(transport, "127.0.0.1", port, None, tmp_path / "log") as link:  # unencrypted
             (node,) = online(link, 1).values()
             assert ask(link, {node: message(turn=1)})[node].facts["turn"] == 1
             assert events.told[1:] == ["connected"]
             begin = time.monotonic()
             stop.set()
             client.join(10)
-            assert not link.connected()  # it has deregistered
-            assert time.monotonic() - begin < 3
+            until(lambda: not link.connected(), 5)  # it has deregistered
+            assert time.monotonic() - begin < 8
     finally:
         stop.set()
         client.join(10)
@@ -553,9 +607,8 @@ def test_a_node_that_was_killed_comes_back(federation):
     before = online(link)
     nodes.kill("north")
     nodes.start(link.port, "north")
-    begin = time.monotonic()
     assert ask(link, {before["north"]: message(turn=7)})[before["north"]].facts["turn"] == 7
-    assert time.monotonic() - begin < 20  # it does not wait until the killed one counts as gone
+    assert "connected already" not in nodes.log("north")  # nor until the killed one counts as gone
     assert online(link) == before
 
 

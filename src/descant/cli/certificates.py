@@ -20,25 +20,32 @@ def certificates(
     host: Annotated[str, option("--host", "HOST", "The name or address at which clients reach the server.")],
     clients: Annotated[list[str] | None, option(
         "--client", "NAME",
-        "A client's name; once for each. Later calls add clients, or renew the server's certificate."
-        )] = None,
+        "A client's name; once for each. Later calls add clients, or renew certificates that expire "
+        "within 30 days.")] = None,
+    rotate: Annotated[list[str] | None, option(
+        "--rotate", "NAME", "Give this client another key: the old one is not taken any more.")] = None,
+    revoke: Annotated[list[str] | None, option(
+        "--revoke", "NAME", "Do not admit this client any more. A running server closes its connection "
+                            "within seconds.")] = None,
     days: Annotated[int, typer.Option("--days", metavar="N", min=1,
-                                      help="How long the server's certificate is valid.")] = 365,
+                                      help="How long new certificates are valid.")] = 365,
 ) -> None:
     """Make the certificates and keys of a remote federation.
 
-    Each organisation gets one folder of DIR. No existing key is ever replaced.
+    Each organisation gets one folder of DIR. No existing key is replaced but by --rotate.
 
     \b
     Examples:
       descant certificates keys --host server.example.org --client north --client south
       descant certificates keys --host server.example.org --client east
+      descant certificates keys --host server.example.org --revoke south
     """
     with reporting("stopped; rerun the same command to finish") as console:
         require_flower()
         from descant.deploy.certificates import make_certificates
 
-        made = make_certificates(directory, host, clients or [], days)
+        made = make_certificates(directory, host, clients or [], days, rotate=rotate or [],
+                                 revoke=revoke or [])
         everyone = sorted(path.stem for path in (directory / "server" / "clients").glob("*.pub"))
 
         def say(text: str = "") -> None:
@@ -46,16 +53,24 @@ def certificates(
 
         say(f"{made.authority} {directory / 'ca.crt'} and ca.key, the certificate authority")
         say(f"{made.server} {directory / 'server'}, for a server at {host}, until {made.expires:%Y-%m-%d}")
-        for name in clients or []:
-            say(f"{'made' if name in made.added else 'kept'} {directory / name}, for the client {name}")
+        for what, names in (("made", made.added), ("renewed", made.renewed), ("kept", made.kept)):
+            for name in names:
+                say(f"{what} {directory / name}, for the client {name}")
+        for name in made.revoked:
+            say(f"revoked the key of the client {name}; {directory / name} can be deleted")
         say()
         say("Distribute the folders:")
         say(f"  {directory / 'server'} is for the server's machine")
         for name in made.added:
             say(f"  {directory / name} is for {name} only: it holds a private key")
+        for name in made.renewed:
+            say(f"  {directory / name / name}.pem is for {name}: it goes beside its key")
         say(f"  {directory / 'ca.key'} stays here: with it anybody can pose as the server")
-        if made.added and made.server == "kept":
-            say("  restart a running server so that it knows the new clients")
+        if made.server == "kept" and (made.added or made.revoked):
+            whom = "the new clients" if made.added else "that"
+            say(f"  a running server knows {whom} within seconds, if its folder is this one")
+        if made.server == "renewed":
+            say("  restart a running server so that it uses its new certificate")
         say()
         if not everyone:
             say("No clients yet: add some with --client NAME")

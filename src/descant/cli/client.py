@@ -12,7 +12,7 @@ import typer
 
 from descant.cli.common import reporting, restated, terminable
 from descant.cli.options import Allow, DataDir, option
-from descant.cli.server import Insecure, refuse_both
+from descant.cli.server import Insecure, Transport, TransportName, refuse_both
 from descant.core.files import locked
 from descant.deploy import require_flower
 from descant.errors import UsageError
@@ -40,6 +40,7 @@ def client(
     allow: Allow = None,
     stay: Annotated[bool, typer.Option(
         "--stay", help="Stay connected after the model is saved, until Ctrl-C.")] = False,
+    transport: Transport = TransportName.grpc,
     insecure: Insecure = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -58,7 +59,7 @@ def client(
         from descant.deploy.export.client_data import require_source
         from descant.deploy.protocol import load_experiment
         from descant.deploy.transport.address import Address
-        from descant.deploy.transport.flower_client import FlowerClient
+        from descant.deploy.transport.choose import Name, make_client
 
         address = Address.parse(server)
         found = _client_keys(keys, insecure, name, address.is_loopback)
@@ -68,7 +69,7 @@ def client(
             _say_keys(display.say, found)
             display.begin(str(address), data, place)
             client = Client(name, data, place, display, allow=allow or (), expected=expected)
-            FlowerClient(address, found, place).serve(client.reply, display, stop)
+            make_client(Name(transport), address, found, place).serve(client.reply, display, stop)
         if display.code:
             raise typer.Exit(display.code)  # the display has shown why
 

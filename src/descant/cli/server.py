@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,18 @@ EVERYWHERE, HERE = "0.0.0.0", "127.0.0.1"
 Insecure = Annotated[bool, typer.Option(
     "--insecure", help="Without certificates: nothing is encrypted, and anybody may join. Only within this "
                        "machine, for trials.")]
+
+
+class TransportName(StrEnum):
+    """Those of `descant.deploy.transport.choose`, which needs Flower."""
+
+    grpc = "grpc"
+    flower = "flower"
+
+
+Transport = Annotated[TransportName, typer.Option(
+    "--transport", help="How messages travel, the same for the server and all clients: grpc holds a stream "
+                        "for each client, flower uses Flower's SuperLink and is slower.")]
 
 
 def server(
@@ -60,6 +73,7 @@ def server(
     no_alone: Annotated[bool, typer.Option(
         "--no-alone", help="Do not compare with what each client learns alone.")] = False,
     allow: Allow = None,
+    transport: Transport = TransportName.grpc,
     insecure: Insecure = False,
 ) -> None:
     """Run the server of a remote federation: wait for the clients, run the rounds, send the models.
@@ -75,7 +89,7 @@ def server(
         require_flower()
         from descant.deploy.protocol import load_experiment
         from descant.deploy.server import run_server
-        from descant.deploy.transport import flower_server
+        from descant.deploy.transport.choose import Name, open_server
 
         rules = _rules(clients, deadline=deadline, at_least=at_least, clip=clip, max_share=max_share,
                        max_norm=max_norm)
@@ -85,9 +99,9 @@ def server(
         found = _server_keys(keys, insecure, host, clients)
         listen = host or (HERE if insecure else EVERYWHERE)
         with (_display(console, clients, out if stay else None) as display,
-              flower_server.open_server(listen, port, found, out / "superlink.log") as transport):
-            _say_address(display.say, listen, transport.port, found)
-            run_server(experiment, transport, out, clients, rules, display, alone=not no_alone, stay=stay)
+              open_server(Name(transport), listen, port, found, out / "superlink.log") as link):
+            _say_address(display.say, listen, link.port, found)
+            run_server(experiment, link, out, clients, rules, display, alone=not no_alone, stay=stay)
         if missing := _show_outcome(console, out):
             raise DescantError(f"no model yet for {', '.join(missing)}: start the server again when "
                                f"{'it is' if len(missing) == 1 else 'they are'} connected, or with --stay")

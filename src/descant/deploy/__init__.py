@@ -1,16 +1,21 @@
-"""Remote federations: a server and clients on machines of their own, over Flower.
+"""Remote federations: a server and clients on machines of their own, over gRPC or Flower.
 
 May import experiment, export and what is below them; view only in `flower_app`, which is for `flwr run`.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from descant.errors import UsageError
 
 if TYPE_CHECKING:
     from descant.deploy.flower_app import client_app, server_app
+
+# before gRPC is imported, which Flower does: strangers' failed handshakes are no news, and nothing is forked
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __all__ = ["client_app", "server_app"]
 

@@ -1,23 +1,27 @@
 """Make the certificates and keys of a federation.
 
-A federation has its own certificate authority, which signs the server's certificate; every client has a key
-pair, of which the server knows the public key. Each organisation gets one folder:
+A federation has its own certificate authority, which signs the certificates of the server and of the clients.
+The server also knows each client's public key, and takes no other: to revoke a client is to remove its key,
+and needs no new authority. Each organisation gets one folder:
 
     DIR/ca.crt, ca.key                     the authority; its key stays with the server's operator
-    DIR/server/ca.crt, server.pem, server.key, clients/NAME.pub, clients/NAME.pem
+    DIR/server/ca.crt, server.pem, server.key, clients/NAME.pub, clients/NAME.pem, revoked/NAME-HASH.pub
     DIR/NAME/ca.crt, NAME.key, NAME.pub, NAME.pem
 
-NAME.pem shows other clients that a key is a client's of this federation, for secure aggregation. It does not
-say whose: clients do not learn each other's names.
+NAME.pem is asked for at the TLS handshake, and shows other clients that a key is a client's of this
+federation, for secure aggregation. It does not say whose: clients do not learn each other's names.
 
-Repeated calls keep what exists and add what is missing; no key is ever replaced. A file is written atomically
-and after the files it depends on, so that the next call completes what a kill has left. A client may also
-make its own key and send only NAME.pub; clients/NAME.pem is then sent back to it.
+Repeated calls keep what exists, add what is missing and renew certificates that expire soon; no key is
+replaced unless that is asked for (`rotate`). A file is written atomically and after the files it depends on,
+so that the next call completes what a kill has left. A client may also make its own key and send only
+NAME.pub; it then gets NAME.pem.
 """
 
 from __future__ import annotations
 
 import datetime
+import glob
+import hashlib
 import ipaddress
 import os
 import re
@@ -50,13 +54,17 @@ class Certificates(NamedTuple):
     server: Literal["made", "renewed", "kept"]
     expires: datetime.datetime  # the server's certificate
     added: tuple[str, ...]  # clients
+    renewed: tuple[str, ...]  # clients that existed, and have another certificate
     kept: tuple[str, ...]  # clients that existed
+    revoked: tuple[str, ...]  # clients whose key is not taken any more
 
 
-def make_certificates(directory: Path, host: str, clients: Sequence[str], days: int = 365) -> Certificates:
-    """Make what is missing for a server that is reached at `host`, and for these clients."""
+def make_certificates(directory: Path, host: str, clients: Sequence[str], days: int = 365, *,
+                      rotate: Sequence[str] = (), revoke: Sequence[str] = ()) -> Certificates:
+    """Make what is missing for a server that is reached at `host`, and for these clients. Those of `rotate`
+    get another key, and those of `revoke` are not admitted any more."""
     _check_host(host)
-    _check_names(clients)
+    _check_names([*clients, *rotate, *revoke])
     if not 1 <= days <= AUTHORITY_DAYS:
         raise UsageError(f"--days must be from 1 to {AUTHORITY_DAYS}, not {days}")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,11 +75,20 @@ def make_certificates(directory: Path, host: str, clients: Sequence[str], days: 
         for folder in (server, server / "clients"):
             folder.mkdir(mode=0o700, exist_ok=True)
         done, expires = _server(server, authority, host, days)
-        added = tuple(name for name in clients if _client(directory, name, authority.certificate))
-        for public in sorted((server / "clients").glob("*.pub")):
-            _certify(directory, public, authority)
-    return Certificates(directory, "kept" if had_authority else "made", done, expires, added,
-                        tuple(name for name in clients if name not in added))
+        for name in (*rotate, *revoke):
+            _revoke(directory, name)
+        for name in rotate:
+            for ending in ("key", "pub", "pem"):
+                (directory / name / f"{name}.{ending}").unlink(missing_ok=True)
+        made = {name: _client(directory, name, authority, days) for name in (*clients, *rotate)}
+        for known in sorted((server / "clients").glob("*.pub")):  # and of clients with keys of their own
+            if known.stem not in made and _certify(directory / known.stem, known.with_suffix(".pem"),
+                                                   keys.read_public(known), authority, days):
+                made[known.stem] = "renewed"
+    added, renewed, kept = (tuple(name for name, what in made.items() if what == wanted)
+                            for wanted in ("made", "renewed", "kept"))
+    return Certificates(directory, "kept" if had_authority else "made", done, expires, added, renewed, kept,
+                        tuple(revoke))
 
 
 class _Authority(NamedTuple):
@@ -104,9 +121,7 @@ def _server(directory: Path, authority: _Authority, host: str, days: int
     was_there = place.exists()
     if was_there:
         found = keys.read_certificate(place)
-        left = found.not_valid_after_utc - now()
-        if (host in keys.hosts_of(found) and left > min(RENEW, datetime.timedelta(days=days) / 2)
-                and found.public_key() == key.public_key() and keys.is_issued(found, authority.certificate)):
+        if host in keys.hosts_of(found) and _is_fresh(found, key.public_key(), authority, days):
             return "kept", found.not_valid_after_utc
     names = [_general_name(each) for each in dict.fromkeys([host, *keys.LOCAL_HOSTS])]
     made = _signed(
@@ -119,36 +134,75 @@ def _server(directory: Path, authority: _Authority, host: str, days: int
     return "renewed" if was_there else "made", made.not_valid_after_utc
 
 
-def _client(directory: Path, name: str, authority: x509.Certificate) -> bool:
-    """Make a client's folder and register its key with the server; whether that is new."""
+def _is_fresh(certificate: x509.Certificate, key: PublicKey, authority: _Authority, days: int) -> bool:
+    """Whether a certificate is for this key and lasts."""
+    left = certificate.not_valid_after_utc - now()
+    return (left > min(RENEW, datetime.timedelta(days=days) / 2) and certificate.public_key() == key
+            and keys.is_issued(certificate, authority.certificate))
+
+
+def _client(directory: Path, name: str, authority: _Authority, days: int
+            ) -> Literal["made", "renewed", "kept"]:
+    """Make a client's folder, register its key with the server, and give it a certificate."""
     folder, known = directory / name, directory / "server" / "clients" / f"{name}.pub"
     key_place, public_place = folder / f"{name}.key", folder / f"{name}.pub"
-    if known.exists() and not key_place.exists():
-        return False  # its folder was moved, or it made its own key
-    folder.mkdir(mode=0o700, exist_ok=True)
-    _write_if_changed(folder / "ca.crt", authority.public_bytes(Encoding.PEM))
-    public = _key(key_place, PrivateFormat.OpenSSH).public_key()
-    text = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
-    _write_if_changed(public_place, text)
-    if known.exists():
-        if keys.read_public(known) != public:
+    was_there = known.exists()
+    if was_there and not key_place.exists():  # its folder was moved, or it made its own key
+        public = keys.read_public(known)
+    else:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _write_if_changed(folder / "ca.crt", authority.certificate.public_bytes(Encoding.PEM))
+        public = _key(key_place, PrivateFormat.OpenSSH).public_key()
+        text = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+        _write_if_changed(public_place, text)
+        if was_there and keys.read_public(known) != public:
             raise UsageError(f"{known} does not belong to {key_place}: remove the wrong one")
-        return False
-    write_atomic(known, text)
-    return True
+        if _revoked_at(directory, name, public).exists():
+            raise UsageError(f"the key of {name} was revoked: make another with --rotate {name}")
+        if not was_there:
+            write_atomic(known, text)
+    is_new = _certify(folder, known.with_suffix(".pem"), public, authority, days)
+    return "made" if not was_there else "renewed" if is_new else "kept"
 
 
-def _certify(directory: Path, public: Path, authority: _Authority) -> None:
-    """Make the certificate of a client's key, and put a copy into its folder, if that is still here."""
-    place, key = public.with_suffix(".pem"), keys.read_public(public)
-    found = keys.read_certificate(place) if place.exists() else None
-    if found is None or found.public_key() != key or not keys.is_issued(found, authority.certificate):
-        made = _signed(_name(f"descant client {secrets.token_hex(8)}"), authority.certificate.subject, key,
-                       authority.key, authority.certificate.not_valid_after_utc, is_authority=False,
-                       extensions=[x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])])
-        write_atomic(place, made.public_bytes(Encoding.PEM))
-    if (folder := directory / public.stem).is_dir():
-        _write_if_changed(folder / place.name, place.read_bytes())
+def _certify(folder: Path, issued: Path, key: PublicKey, authority: _Authority, days: int) -> bool:
+    """The certificate of a client, in its folder and, for the next call, with the server; whether it is new.
+    A folder that was handed over is made again only for a new one."""
+    place = folder / issued.name
+    there = [keys.read_certificate(path) for path in (place, issued) if path.exists()]
+    found = next((each for each in there if _is_fresh(each, key, authority, days)), None)
+    made = found or _signed(
+        _name(f"descant client {secrets.token_hex(8)}"), authority.certificate.subject, key, authority.key,
+        min(_end(days), authority.certificate.not_valid_after_utc), is_authority=False,
+        extensions=[x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]),
+                    x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())])
+    text = made.public_bytes(Encoding.PEM)
+    if found is None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _write_if_changed(folder / "ca.crt", authority.certificate.public_bytes(Encoding.PEM))
+    if folder.exists():
+        _write_if_changed(place, text)
+    _write_if_changed(issued, text)
+    return found is None
+
+
+def _revoked_at(directory: Path, name: str, key: PublicKey) -> Path:
+    digest = hashlib.sha256(keys.public_pem(key)).hexdigest()[:16]
+    return directory / "server" / "revoked" / f"{name}-{digest}.pub"
+
+
+def _revoke(directory: Path, name: str) -> None:
+    """Remove a client's key from those that the server takes, and remember it: it cannot come back."""
+    known = directory / "server" / "clients" / f"{name}.pub"
+    if not known.exists():
+        if not [*(directory / "server" / "revoked").glob(f"{glob.escape(name)}-*.pub")]:
+            raise UsageError(f"there is no client {name} with a key in {known.parent}")
+        return  # done, or done by a call that was killed
+    place = _revoked_at(directory, name, keys.read_public(known))
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    known.rename(place)
+    sync_directory(known.parent)
+    known.with_suffix(".pem").unlink(missing_ok=True)
 
 
 def _check_host(host: str) -> None:

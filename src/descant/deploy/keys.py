@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from descant.errors import UsageError
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")  # every server's certificate is also for its own machine
 LONGEST_NAME = 100
+SOON = datetime.timedelta(days=30)  # before a certificate expires
 START_ANEW = "make certificates for all clients in another directory"
 CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 OTHER_CURVE = "is not a key on one of the curves P-256, P-384 and P-521"
@@ -54,7 +56,8 @@ class ServerKeys(NamedTuple):
         if not is_issued(own, authority):
             raise UsageError(f"{certificate} was not issued by the authority in {ca}")
         return cls(directory, ca.read_bytes(), certificate, key, hosts_of(own),
-                   _read_clients(directory / "clients"), _notes(key))
+                   _read_clients(directory / "clients"),
+                   (*_notes(key), *_ending(directory / "clients", directory.parent)))
 
     def require_host(self, host: str) -> None:
         if host not in self.hosts:
@@ -70,7 +73,7 @@ class ClientKeys(NamedTuple):
     private: PrivateKey
     public: PublicKey
     notes: tuple[str, ...]
-    certificate: bytes | None = None  # PEM; older folders have none, and take no part in secure aggregation
+    certificate: bytes  # PEM
 
     @classmethod
     def load(cls, directory: Path, name: str) -> ClientKeys:
@@ -83,24 +86,34 @@ class ClientKeys(NamedTuple):
         private = read_private(key, how, hint)
         if public.exists() and read_public(public) != private.public_key():
             raise UsageError(f"{public} does not belong to {key}")
+        own = _own_certificate(directory / f"{name}.pem", private.public_key(), authority, how)
         return cls(name, ca.read_bytes(), private, private.public_key(), _notes(key),
-                   _read_own(directory / f"{name}.pem", authority, private))
+                   own.public_bytes(serialization.Encoding.PEM))
 
     @property
     def public_pem(self) -> bytes:
         """As Flower sends it."""
         return public_pem(self.public)
 
+    @property
+    def private_pem(self) -> bytes:
+        """As TLS takes it."""
+        return self.private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
+                                          serialization.NoEncryption())
 
-def _read_own(path: Path, authority: x509.Certificate, private: PrivateKey) -> bytes | None:
-    """A client's certificate, if there is one."""
+
+def _own_certificate(path: Path, key: PublicKey, authority: x509.Certificate, how: str) -> x509.Certificate:
+    """A client's certificate, which only the operator of the server can make."""
+    remedy = f"ask the server's operator for a new one, made with: {how}"
     if not path.exists():
-        return None
+        raise UsageError(f"there is no {path}: {remedy}")
     own = read_certificate(path)
-    if own.public_key() != private.public_key() or not is_issued(own, authority):
-        raise UsageError(f"{path} is not the certificate of this key by this authority: ask the server's "
-                         "operator for a new one")
-    return path.read_bytes()
+    check_dates(path, own, remedy)
+    if own.public_key() != key:
+        raise UsageError(f"{path} is not for the key of this client: {remedy}")
+    if not is_issued(own, authority):
+        raise UsageError(f"{path} was not issued by the authority in ca.crt: {remedy}")
+    return own
 
 
 def public_pem(key: PublicKey) -> bytes:
@@ -113,6 +126,15 @@ def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
     except x509.ExtensionNotFound:
         return ()
     return (*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress)))
+
+
+def registered(directory: Path) -> dict[bytes, str]:
+    """The names of the clients by their keys, as they are now: files that cannot be read do not count."""
+    found: dict[bytes, str] = {}
+    for path in sorted(directory.glob("*.pub")):
+        with contextlib.suppress(UsageError):
+            found.setdefault(public_pem(read_public(path)), path.stem)
+    return found
 
 
 def _read_clients(directory: Path) -> dict[str, bytes]:
@@ -198,6 +220,14 @@ def check_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
     if now() < begins:
         raise UsageError(f"{path} is valid from {begins:%Y-%m-%d %H:%M} UTC, and the clock of this machine "
                          f"says {now():%Y-%m-%d %H:%M} UTC: set it")
+
+
+def _ending(directory: Path, keys: Path) -> list[str]:
+    """Which clients' certificates expire soon, or have: they are refused then."""
+    ends = {path.stem: read_certificate(path).not_valid_after_utc for path in sorted(directory.glob("*.pem"))}
+    return [f"the certificate of {name} {'expires' if end > now() else 'expired'} on {end:%Y-%m-%d}: make "
+            f"another with: descant certificates {keys} --host HOST --client {name}"
+            for name, end in ends.items() if end - now() < SOON]
 
 
 def _notes(key: Path) -> tuple[str, ...]:

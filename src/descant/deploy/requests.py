@@ -50,7 +50,7 @@ def request(transport: ServerTransport, requests: Mapping[int, WireMessage], sec
                 _forget_restarted(transport, sent, online)
             pause = PAUSE if found else min(LONGEST_PAUSE, 1.3 * pause)
             if unanswered and sent:
-                time.sleep(pause)
+                transport.wait(pause)
         late = {client for client, _ in sent.values()}
         for client in unanswered:
             yield client, NoReply(f"no reply within {seconds:.3g} s" if client in late else "not connected")

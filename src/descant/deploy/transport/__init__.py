@@ -1,7 +1,8 @@
 """How messages travel between a server and its clients. The rest of the package knows only this interface.
 
-The one implementation is Flower's (`flower_server.py`, `flower_client.py`, `superlink.py`), and only modules
-in this folder import Flower's private parts. Another transport is another pair of these classes.
+There are two: gRPC with a stream for each client (`grpc_server.py`, `grpc_client.py`), and Flower's link
+(`flower_server.py`, `flower_client.py`, `superlink.py`). `choose.py` opens one of them. Only modules in this
+folder import gRPC and Flower's private parts. Another transport is another pair of these classes.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class ServerTransport(Protocol):
 
     def receive(self, requests: Collection[str]) -> Iterator[tuple[str, Payload | NoReply]]:
         """The replies that have arrived, each once. Does not wait."""
+
+    def wait(self, seconds: float) -> None:
+        """Until a reply may have come, at most so long."""
 
     def forget(self, requests: Collection[str]) -> None:
         """Drop requests whose replies nobody waits for."""

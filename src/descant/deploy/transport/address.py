@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import ipaddress
 import re
 import socket
@@ -11,7 +13,15 @@ from typing import NamedTuple
 
 import httpx
 
+from descant.deploy.keys import ClientKeys
+from descant.deploy.transport.tls import client_context
 from descant.errors import UsageError
+
+REFUSED = "ALERT"  # in the reason of an error: the other side has ended the handshake
+OWN = ("CERTIFICATE", "UNKNOWN_CA")  # ... because of our certificate
+NOT_TAKEN = "the server at {} does not take this client's certificate"
+NEW_ONE = "ask its operator for a new one"
+OTHER_LINK = "the server at {} uses another transport: start this client with --transport {}"
 
 
 class Address(NamedTuple):
@@ -58,7 +68,11 @@ def diagnose(error: BaseException, address: Address) -> Failure:
             if cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
                 return Failure(f"the server at {address} is not encrypted: start it with certificates, or, "
                                "on the same machine, this client with --insecure and without --keys", True)
-            return Failure(f"no encrypted connection to {address} ({cause.reason or cause})", False)
+            reason = str(cause.reason or "")
+            if REFUSED in reason and any(word in reason for word in OWN):
+                return Failure(f"{NOT_TAKEN.format(address)} ({reason.lower().replace('_', ' ')}): {NEW_ONE}",
+                               True)
+            return Failure(f"no encrypted connection to {address} ({reason or cause})", False)
         if isinstance(cause, socket.gaierror):
             is_final = cause.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
             return Failure(f"unknown host {address.host} ({cause.strerror})", is_final)
@@ -108,3 +122,73 @@ def speaks_tls(address: Address) -> bool:
             return True
     except OSError:
         return False
+
+
+def probe(address: Address, keys: ClientKeys | None) -> Failure:
+    """Why gRPC does not get through, which it says in words of its own: by a handshake as it makes one."""
+    try:
+        plain = socket.create_connection(address, 5)
+    except OSError as error:
+        found = diagnose(error, address)
+        return found if isinstance(error, socket.gaierror) else found._replace(
+            reason=f"cannot reach a server at {address} ({_last(error)})")
+    except UnicodeError as error:
+        return diagnose(error, address)
+    with plain:
+        if keys is None:
+            if speaks_tls(address):
+                return Failure(f"the server at {address} is encrypted: name the folder of certificates with "
+                               "--keys", True)
+            return Failure(f"the connection to {address} broke", False)
+        context = client_context(keys)
+        context.set_alpn_protocols(["h2"])
+        try:
+            with context.wrap_socket(plain, server_hostname=address.host) as secure:
+                if secure.selected_alpn_protocol() is None:
+                    return Failure(OTHER_LINK.format(address, "flower"), True)
+                secure.settimeout(2)
+                with contextlib.suppress(TimeoutError):
+                    if not secure.recv(1):  # gRPC speaks first, but to whom it does not take
+                        return Failure(f"{NOT_TAKEN.format(address)}: {NEW_ONE}", True)
+        except ConnectionResetError:
+            return Failure(f"{NOT_TAKEN.format(address)}: {NEW_ONE}", True)
+        except OSError as error:
+            return diagnose(error, address)
+    return Failure(f"the connection to {address} broke", False)
+
+
+def speaks_grpc(address: Address, keys: ClientKeys) -> bool:
+    context = client_context(keys)
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (socket.create_connection(address, 5) as plain,
+              context.wrap_socket(plain, server_hostname=address.host) as secure):
+            return secure.selected_alpn_protocol() == "h2"
+    except OSError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket: no other process can take the port while a SuperLink starts."""
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--port must be at most 65535, not {port}")
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise UsageError(f"{host!r} is not a name or address of this machine: choose one with --host"
+                         ) from None
+    family, kind, protocol, _, address = infos[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise UsageError({
+            errno.EADDRINUSE: f"port {port} on {host} is in use: choose another with --port",
+            errno.EACCES: f"port {port} is reserved for the system: choose one from 1024 on with --port",
+            errno.EADDRNOTAVAIL: f"{host} is not an address of this machine: listen on all of its addresses "
+                                 "with --host 0.0.0.0",
+        }.get(error.errno or 0, f"cannot listen on {host}:{port}: {error.strerror}")) from None
+    return listener

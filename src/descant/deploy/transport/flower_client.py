@@ -38,11 +38,12 @@ from descant.core.files import write_atomic
 from descant.deploy.client_directory import open_directory
 from descant.deploy.keys import ClientKeys, public_pem
 from descant.deploy.transport import Events, Rejected, Reply
-from descant.deploy.transport.address import Address, Failure, diagnose, speaks_tls
+from descant.deploy.transport.address import OTHER_LINK, Address, Failure, diagnose, speaks_grpc, speaks_tls
 from descant.deploy.transport.http import connect, silence
 from descant.deploy.transport.records import from_records, to_records
 from descant.deploy.transport.seals import check_seal
 from descant.deploy.transport.superlink import UNKNOWN_KEY
+from descant.deploy.transport.tls import client_context
 from descant.errors import DescantError, UsageError
 
 INTERVAL = 10.0  # seconds; after twice that without a heartbeat a client counts as disconnected
@@ -112,7 +113,8 @@ class _Session:
         self._is_encrypted = keys is not None
         private = ec.generate_private_key(ec.SECP384R1()) if keys is None else keys.private
         self._public = public_pem(private.public_key())
-        self._api = connect(FleetHttpClient, address, None if keys is None else keys.ca,
+        self._keys = keys
+        self._api = connect(FleetHttpClient, address, None if keys is None else client_context(keys),
                             [NodeAuthHttpInterceptor(private, private.public_key())])
         self._file = file
         self._events = events
@@ -335,6 +337,9 @@ class _Session:
         if broke and not self._is_encrypted and not self._has_been_up and speaks_tls(self._address):
             return Failure(f"the server at {self._address} is encrypted: name the folder of certificates "
                            "with --keys", True)
+        if broke and self._keys is not None and not self._has_been_up and speaks_grpc(
+                self._address, self._keys):
+            return Failure(OTHER_LINK.format(self._address, "grpc"), True)
         return diagnose(error, self._address)
 
 

@@ -9,12 +9,11 @@ others.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import secrets
 import select
-import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -39,16 +38,18 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from descant.deploy.keys import LOCAL_HOSTS, ServerKeys
 from descant.deploy.transport import Connection, Payload, superlink
-from descant.deploy.transport.address import Address
+from descant.deploy.transport.address import Address, listen
 from descant.deploy.transport.grid import GridTransport
 from descant.deploy.transport.http import Headers, connect, silence
 from descant.deploy.transport.seals import Seals
 from descant.deploy.transport.superlink import QUIET, Opened, Options
+from descant.deploy.transport.tls import write_own_certificate
 from descant.errors import DescantError, UsageError
 
 START = 60.0  # seconds to start: ten on a busy machine
 PAUSES = (0.05, 0.2, 1.0, 2.0, 4.0)  # seconds between attempts to reach a process on this machine
 LINES = 12  # of its log, in an error
+OWN, AUTHORITIES = "parent.pem", "authorities.crt"  # in the process's own directory
 
 
 class FlowerServer(GridTransport, contextlib.AbstractContextManager["FlowerServer"]):
@@ -130,8 +131,12 @@ class FlowerServer(GridTransport, contextlib.AbstractContextManager["FlowerServe
         opened = Opened(**json.loads(self._first_line()))
         headers = Headers({"authorization": f"Bearer {options.token}", TASK_TOKEN_HEADER: opened.token},
                           server_name=None if keys is None else LOCAL_HOSTS[0])
-        client = connect(RuntimeHttpClient, self.address, None if keys is None else keys.ca, [headers],
-                         Retry(self.check))
+        context = None
+        if keys is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(cadata=keys.ca.decode("ascii"))
+            context.load_cert_chain(Path(self._home.name) / OWN)
+        client = connect(RuntimeHttpClient, self.address, context, [headers], Retry(self.check))
         # Flower reads these globals when it makes a message.
         TaskIdentity.task_id, TaskIdentity.run_id = opened.task, opened.run
         TaskIdentity.node_id = SUPERLINK_NODE_ID
@@ -160,7 +165,7 @@ def open_server(host: str, port: int, keys: ServerKeys | None, log: Path) -> Flo
         raise UsageError(f"without certificates a server is only for its own machine, and {host} is not its "
                          "loopback: use 127.0.0.1, or make certificates with: descant certificates DIR "
                          "--host HOST")
-    listener = _listen(host, port)
+    listener = listen(host, port)
     with listener:
         bound = Address(*listener.getsockname()[:2])
         here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound.host, bound.host)
@@ -177,41 +182,17 @@ def open_server(host: str, port: int, keys: ServerKeys | None, log: Path) -> Flo
         server = FlowerServer(process, home, log, begins, Address(here, bound.port), keys)
         options = Options(os.getpid(), listener.fileno(), secrets.token_hex(32), None)
         if keys is not None:
+            place = Path(home.name)
+            (place / AUTHORITIES).write_bytes(keys.ca + write_own_certificate(place / OWN))
             options = options._replace(clients={name: key.decode() for name, key in keys.clients.items()},
                                      certificate=str(keys.certificate), key=str(keys.key),
-                                     ca=str(keys.directory / "ca.crt"))
+                                     ca=str(place / AUTHORITIES))
     try:
         server._start(options, keys)
     except BaseException:
         server.close()
         raise
     return server
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket: no other process can take the port while the SuperLink starts."""
-    if not 0 <= port < 2**16:
-        raise UsageError(f"--port must be at most 65535, not {port}")
-    try:
-        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError):
-        raise UsageError(f"{host!r} is not a name or address of this machine: choose one with --host"
-                         ) from None
-    family, kind, protocol, _, address = infos[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise UsageError({
-            errno.EADDRINUSE: f"port {port} on {host} is in use: choose another with --port",
-            errno.EACCES: f"port {port} is reserved for the system: choose one from 1024 on with --port",
-            errno.EADDRNOTAVAIL: f"{host} is not an address of this machine: listen on all of its addresses "
-                                 "with --host 0.0.0.0",
-        }.get(error.errno or 0, f"cannot listen on {host}:{port}: {error.strerror}")) from None
-    return listener
 
 
 class Retry:

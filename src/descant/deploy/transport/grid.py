@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 
 from flwr.app import Message
@@ -38,6 +39,10 @@ class GridTransport:
     def receive(self, requests: Collection[str]) -> Iterator[tuple[str, Payload | NoReply]]:
         for reply in self._grid.pull_messages(list(requests)):
             yield reply.metadata.reply_to_message_id, _payload(reply)
+
+    def wait(self, seconds: float) -> None:
+        """Flower is asked again and again."""
+        time.sleep(seconds)
 
     def forget(self, requests: Collection[str]) -> None:
         """Flower drops messages by their time to live."""

@@ -31,14 +31,11 @@ class Headers:
         return call_next(context)
 
 
-def connect(kind: type[Client], address: Address, ca: bytes | None,
+def connect(kind: type[Client], address: Address, context: ssl.SSLContext | None,
             interceptors: Sequence[protobuf.ProtobufClientInterceptor], retry: Any = None) -> Client:
-    """A client of one of Flower's APIs; with `ca`, over TLS and only to a server with its certificate."""
-    verify: ssl.SSLContext | bool = False
-    if ca is not None:
-        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        verify.load_verify_locations(cadata=ca.decode("ascii"))
-    scheme = "http" if ca is None else "https"
+    """A client of one of Flower's APIs; with a context, over TLS."""
+    verify: ssl.SSLContext | bool = False if context is None else context
+    scheme = "http" if context is None else "https"
     client = kind(f"{scheme}://{address}", interceptors=interceptors, verify=verify, retry_invoker=retry)
     client._client.close()
     client._client = httpx.Client(verify=verify, timeout=TIMEOUT, follow_redirects=False,

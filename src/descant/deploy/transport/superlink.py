@@ -24,6 +24,7 @@ import select
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -112,6 +113,7 @@ def serve(options: Options, report: Callable[[Opened], None], is_wanted: Callabl
     server = uvicorn.Server(uvicorn.Config(
         gate, http=Impatient, log_config=None, access_log=False, server_header=False,
         ws="none", lifespan="on", ssl_certfile=options.certificate, ssl_keyfile=options.key,
+        ssl_ca_certs=options.ca, ssl_cert_reqs=ssl.CERT_NONE if is_plain else ssl.CERT_REQUIRED,
         timeout_keep_alive=30, timeout_graceful_shutdown=1))
     # in a thread uvicorn leaves signals alone
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

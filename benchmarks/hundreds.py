@@ -1,0 +1,172 @@
+"""What a round of a federation of hundreds costs the server, and its memory.
+
+    python -m benchmarks.hundreds [--clients 64] [--rounds 8] [--transport grpc] [--parameters 0]
+
+A server as it is, `descant server` with certificates on loopback. The clients are real ones, with keys,
+certificates, connections and directories of their own, but light: softmax regression on a few rows, one
+gradient step, many clients in each of two processes. So what is measured is the server and the transport, as
+far as two cores that they share with the clients allow; clients in processes of their own would each need
+250 MB and a start of seconds. Shown are the median seconds of a round (without the first), with and without
+evaluation, and the memory of the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.federation import children, end, memory
+
+PROCESSES = 2
+EXPERIMENT = """
+[data]
+dataset = "digits"
+partition = "iid"
+clients = {clients}
+[model]
+{model}
+[algorithm]
+name = "fedavg"
+[train]
+rounds = {rounds}
+batch = 5
+local = {{ steps = 1 }}
+backend = "loop"
+[eval]
+every = {every}
+"""
+LIGHT = """
+import sys, threading
+from pathlib import Path
+from benchmarks.hundreds import light_clients
+light_clients(*sys.argv[1:])
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--every", type=int, default=2, help="rounds between evaluations")
+    parser.add_argument("--parameters", type=int, default=0, help="of a network with one hidden layer")
+    parser.add_argument("--transport", default="grpc")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        seconds, peaks, uploads = federate(Path(place), given, stack)
+    plain = [row["seconds"] for row in seconds[1:]]
+    scored = [row["eval_seconds"] for row in seconds[1:] if row.get("eval_seconds")]
+    print(f"{given.clients} clients, {given.transport}: {statistics.median(plain):.2f} s a round "
+          f"({min(plain):.2f} to {max(plain):.2f}), an evaluation "
+          f"{statistics.median(scored) if scored else float('nan'):.2f} s more; memory of the server "
+          f"{peaks[0]:.0f} MB before the first round, {max(peaks):.0f} MB at most, all uploads of a round "
+          f"{uploads / 2**20:.1f} MB")
+
+
+def federate(base: Path, given: argparse.Namespace, stack: contextlib.ExitStack
+             ) -> tuple[list[dict[str, float]], list[float], int]:
+    """The rows of the rounds, the megabytes of the server over time, and the bytes of a round's uploads."""
+    model = f'name = "dnn"\nhidden = {given.parameters // 75}' if given.parameters else 'name = "mclr"'
+    (base / "experiment.toml").write_text(EXPERIMENT.format(model=model, **vars(given)))
+    names = [f"n{k:03d}" for k in range(given.clients)]
+    options = [part for name in names for part in ("--client", name)]
+    descant(base, "certificates", "keys", "--host", "127.0.0.1", *options).wait()
+    server = descant(base, "server", "experiment.toml", "--clients", given.clients, "--keys", "keys/server",
+                     "--out", "out", "--port", 0, "--host", "127.0.0.1", "--no-alone", "--transport",
+                     given.transport)
+    stack.callback(end, server)
+    port = wait_for_port(base / "server.log", server)
+    for number in range(PROCESSES):
+        with (base / "clients.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", LIGHT, str(base), str(port), given.transport, str(number),
+                 str(given.clients)], stdout=log, stderr=log, start_new_session=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"})
+        stack.callback(end, process)
+    peaks: list[float] = []
+    while server.poll() is None:
+        time.sleep(0.1)
+        if (base / "out" / "run").exists():
+            with contextlib.suppress(OSError):
+                peaks.append(sum(map(memory, [server.pid, *children(server.pid)])))
+    if server.returncode:
+        sys.exit((base / "server.log").read_text() + (base / "clients.log").read_text()[-2000:])
+    rows = [json.loads(line) for line in (base / "out" / "run" / "metrics.jsonl").read_text().splitlines()]
+    return rows, peaks, rows[-1]["bytes_up"]
+
+
+def wait_for_port(log: Path, server: subprocess.Popen[bytes]) -> int:
+    while (found := re.search(r"listening on 127\.0\.0\.1:(\d+)", log.read_text())) is None:
+        if server.poll() is not None:
+            sys.exit(log.read_text())
+        time.sleep(0.1)
+    return int(found[1])
+
+
+def descant(base: Path, *command: object) -> subprocess.Popen[bytes]:
+    with (base / f"{command[0]}.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "descant", *map(str, command)], cwd=base, stdout=log,
+                                stderr=log, start_new_session=True,
+                                env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"})
+
+
+# -- the clients -----------------------------------------------------------------------------------
+
+
+class Silent:
+    """Observes a client and its connection."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._tell
+
+    def _tell(self, *given: object, **named: object) -> None:
+        for each in given:
+            if isinstance(each, Exception):
+                print(each, flush=True)
+
+
+def light_clients(place: str, port: str, transport: str, number: str, clients: str) -> None:
+    """Every second client or so, each in a thread."""
+    import threading
+
+    from descant.deploy.client import Client
+    from descant.deploy.keys import ClientKeys
+    from descant.deploy.transport.address import Address
+    from descant.deploy.transport.choose import Name, make_client
+
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    one = threading.Lock()  # torch is set to one thread while a client works
+
+    def serve(k: int) -> None:
+        name, base = f"n{k:03d}", Path(place)
+        client = Client(name, f"digits:{k}", base / f"client-{name}", Silent())  # type: ignore[arg-type]
+        keys = ClientKeys.load(base / "keys" / name, name)
+
+        def reply(payload: object) -> object:
+            with one:
+                return client.reply(payload)  # type: ignore[arg-type]
+
+        make_client(Name(transport), Address("127.0.0.1", int(port)), keys, base / f"client-{name}").serve(
+            reply, Silent(), stop)  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=serve, args=(k,)) for k in range(int(number), int(clients), PROCESSES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()

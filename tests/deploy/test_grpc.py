@@ -1,0 +1,260 @@
+"""What a client with a key and a certificate can do to the others over gRPC: nothing but reply."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import grpc
+
+from descant.deploy.certificates import make_certificates
+from descant.deploy.keys import ClientKeys, ServerKeys
+from descant.deploy.transport import NoReply, Payload, Rejected, Seal, grpc_server
+from descant.deploy.transport.frames import FRAME, HEAD, Arriving, Packed, unpack
+from descant.deploy.transport.grpc_server import GrpcServer, address_of, open_server
+from descant.deploy.transport.loop import submit
+
+NAMES = ("north", "south")
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("pki")
+    make_certificates(directory, "localhost", NAMES)
+    return directory
+
+
+@pytest.fixture
+def link(pki) -> Iterator[GrpcServer]:
+    with open_server("127.0.0.1", 0, ServerKeys.load(pki / "server")) as found:
+        yield found
+
+
+class Liar:
+    """A client that sends what it likes."""
+
+    def __init__(self, link: GrpcServer, pki: Path, name: str, token: str = "") -> None:
+        keys = ClientKeys.load(pki / name, name)
+        self.address = address_of(keys.public_pem)
+        self._credentials = grpc.ssl_channel_credentials(keys.ca, keys.private_pem, keys.certificate)
+        self._target, self._token = f"localhost:{link.port}", token
+        submit(self._open()).result(30)
+
+    async def _open(self) -> None:
+        self.channel = grpc.aio.secure_channel(self._target, self._credentials,
+                                               [("grpc.use_local_subchannel_pool", 1)])
+        self.call = self.channel.stream_stream("/descant.Link/Connect")(
+            metadata=((grpc_server.TOKEN, self._token),))
+        await self.call.initial_metadata()
+
+    def send(self, *frames: bytes) -> None:
+        async def send() -> None:
+            for frame in frames:
+                await self.call.write(frame)
+        submit(send()).result(30)
+
+    def read(self) -> bytes:
+        found: bytes = submit(self._read()).result(30)
+        return found
+
+    async def _read(self) -> bytes:
+        found: bytes = await self.call.read()
+        return found
+
+    def refusal(self) -> tuple[Any, str]:
+        """How the server ends the stream."""
+        async def ended() -> tuple[Any, str]:
+            return await self.call.code(), await self.call.details()
+        return submit(ended()).result(30)
+
+    def close(self) -> None:
+        submit(self.channel.close()).result(30)
+
+
+def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.01)
+    return found
+
+
+def asked(link: GrpcServer, client: Liar, payload: Payload | None = None) -> str:
+    """The number of a request that has reached the client."""
+    until(lambda: client.address in link.connected())
+    (number,) = link.send({client.address: payload or Payload("{}", "{}")}, 60).values()
+    assert Arriving(client.read(), 2**20).number == int(number)
+    return number
+
+
+def replies(link: GrpcServer, number: str) -> Payload | NoReply:
+    def look() -> list[Any]:
+        return [reply for _, reply in link.receive([number])]
+    (found,) = until(look)
+    return found
+
+
+def frames(number: str | int, payload: Payload) -> list[bytes]:
+    return [*Packed.of(int(number), payload).frames()]
+
+
+def test_a_reply_to_what_was_asked(link, pki):
+    client = Liar(link, pki, "north")
+    payload = Payload('{"a": 1}', "{}", {"x": bytes(range(256)) * 4000, "y": b""}, Seal(b"s", b"c"))
+    link.expect(2 * 10**6)
+    number = asked(link, client)
+    client.send(*frames(number, payload))
+    assert replies(link, number) == payload
+    client.close()
+
+
+def test_nothing_but_replies_is_taken(link, pki):
+    """Neither a message of its own, nor a second reply, nor a reply to what another client was asked."""
+    link.expect(1000)
+    for attempt in ("unasked", "again", "another's"):
+        north, south = Liar(link, pki, "north"), Liar(link, pki, "south")
+        theirs, own = asked(link, south), asked(link, north)
+        forged = Payload('{"forged": true}', "{}")
+        if attempt == "again":
+            north.send(*frames(own, Payload("{}", "{}")))
+            assert isinstance(replies(link, own), Payload)
+        number = {"unasked": 10**6, "again": own, "another's": theirs}[attempt]
+        north.send(*frames(number, forged))
+        assert north.refusal() == (grpc.StatusCode.INVALID_ARGUMENT, "a message that is no reply")
+        # the other client is asked and heard as if nothing had happened
+        south.send(*frames(theirs, Payload('{"honest": true}', "{}")))
+        assert replies(link, theirs) == Payload('{"honest": true}', "{}")
+        until(lambda: len(link.connected()) == 1)
+        south.close()
+        until(lambda: not link.connected())
+
+
+def test_a_reply_is_no_longer_than_is_expected(link, pki):
+    link.expect(1000)
+    client = Liar(link, pki, "north")
+    number = asked(link, client)
+    client.send(HEAD.pack(int(number), grpc_server.FEW + 1001) + bytes(FRAME - HEAD.size))
+    assert "and 4195304 are the most" in client.refusal()[1]
+    found = replies(link, number)
+    assert isinstance(found, NoReply)
+    assert found.final
+
+
+@pytest.mark.parametrize("frame", [b"", b"short", bytes(100)], ids=["empty", "short", "long"])
+def test_frames_are_as_long_as_was_announced(link, pki, frame):
+    """Empty ones without an end would keep a server busy."""
+    link.expect(10**6)
+    client = Liar(link, pki, "north")
+    number = asked(link, client)
+    client.send(HEAD.pack(int(number), FRAME) + bytes(FRAME - HEAD.size))
+    client.send(frame)
+    assert client.refusal()[1] == "a frame of another length than was announced"
+    assert isinstance(replies(link, number), NoReply)
+
+
+def test_a_frame_larger_than_any_is_not_read(link, pki):
+    client = Liar(link, pki, "north")
+    number = asked(link, client)
+    client.send(HEAD.pack(int(number), 2 * FRAME) + bytes(2 * FRAME))
+    assert client.refusal()[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert replies(link, number) == NoReply("the connection was lost")
+
+
+def test_a_reply_that_comes_too_slowly(link, pki, monkeypatch):
+    monkeypatch.setattr(grpc_server, "SLOWEST", (10**9, 0.2))
+    link.expect(10**6)
+    client = Liar(link, pki, "north")
+    number = asked(link, client)
+    client.send(HEAD.pack(int(number), FRAME) + bytes(FRAME - HEAD.size))
+    assert client.refusal()[1] == "its reply comes too slowly"
+    assert isinstance(replies(link, number), NoReply)
+
+
+def test_a_reply_that_nobody_waits_for_is_not_kept(link, pki):
+    """It is read to its end, since the client means well, and the next one is taken."""
+    link.expect(10**6)
+    client = Liar(link, pki, "north")
+    late = asked(link, client)
+    link.forget([late])
+    number = asked(link, client)
+    client.send(*frames(late, Payload("{}", "{}", {"x": bytes(3 * FRAME)})))
+    client.send(*frames(number, Payload("{}", "{}")))
+    assert replies(link, number) == Payload("{}", "{}")
+    assert not link._done
+    assert not link._waiting
+    client.close()
+
+
+def test_one_stream_for_each_client(link, pki):
+    """A second process with the same key waits; one of the same client directory takes the place."""
+    first = Liar(link, pki, "north", token="a" * 32)
+    since = until(link.connected)[first.address].since
+    second = Liar(link, pki, "north", token="b" * 32)
+    assert second.refusal() == (grpc.StatusCode.ALREADY_EXISTS, grpc_server.TWICE)
+    assert link.connected()[first.address].since == since
+    third = Liar(link, pki, "north", token="a" * 32)
+    assert first.refusal()[0] == grpc.StatusCode.PERMISSION_DENIED
+    until(lambda: link.connected().get(first.address, (None, since))[1] != since)
+    third.close()
+
+
+def test_a_client_that_goes_is_gone_at_once(link, pki):
+    client = Liar(link, pki, "north")
+    number = asked(link, client)
+    client.close()
+    assert replies(link, number) == NoReply("the connection was lost")
+    until(lambda: not link.connected())
+
+
+def test_a_key_that_is_revoked_while_the_server_runs(link, tmp_path):
+    """No restart, no new authority; the others stay, and a new key is taken."""
+    make_certificates(tmp_path, "localhost", NAMES)
+    with open_server("127.0.0.1", 0, ServerKeys.load(tmp_path / "server")) as own:
+        north, south = Liar(own, tmp_path, "north"), Liar(own, tmp_path, "south")
+        until(lambda: len(own.connected()) == 2)
+        make_certificates(tmp_path, "localhost", [], revoke=["north"])
+        assert north.refusal() == (grpc.StatusCode.PERMISSION_DENIED, grpc_server.UNKNOWN_KEY)
+        assert Liar(own, tmp_path, "north").refusal()[1] == grpc_server.UNKNOWN_KEY
+        make_certificates(tmp_path, "localhost", [], rotate=["north"])
+        until(lambda: north.address not in own.connected())
+
+        def is_back() -> bool:
+            again = Liar(own, tmp_path, "north")
+            time.sleep(0.2)
+            return again.address in own.connected()
+
+        until(is_back)
+        assert south.address in own.connected()
+
+
+def test_connections_that_shake_no_hands_are_closed(pki, monkeypatch):
+    monkeypatch.setattr(grpc_server, "OPTIONS", [
+        (name, 500 if "handshake" in name else value) for name, value in grpc_server.OPTIONS])
+    with open_server("127.0.0.1", 0, ServerKeys.load(pki / "server")) as link:
+        idle = [socket.create_connection(("127.0.0.1", link.port), 30) for _ in range(50)]
+        for each in idle:
+            with each:
+                assert each.recv(1) == b""
+        client = Liar(link, pki, "north")
+        until(link.connected)
+        client.close()
+
+
+@pytest.mark.parametrize("damage", [
+    lambda data: data[: HEAD.size + 2], lambda data: data[:-1], lambda data: data + b"x",
+    lambda data: data[: HEAD.size] + b"\xff\xff\xff\xff" + data[HEAD.size + 4:],
+    lambda data: data.replace(b'"x": 3', b'"x":-3'), lambda data: data.replace(b'"x": 3', b'"x":1e'),
+    lambda data: data.replace(b'"blobs"', b'"bl0bs"'),
+    lambda data: data.replace(b'"seal": null', b'"seal": [1] ')])
+def test_damaged_messages_are_refused(damage):
+    whole = b"".join(frames(1, Payload("{}", "{}", {"x": b"abc"})))
+    assert unpack(whole) == Payload("{}", "{}", {"x": b"abc"})
+    with pytest.raises(Rejected, match="not a message of descant"):
+        unpack(damage(whole))
