@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 # interpreter no longer starts, is built anew, as is one older than what it was installed from.
 USABLE := $(shell test "$$(cat $(STAMP) 2>/dev/null)" = "$(CURDIR)" && $(BIN)/python -c '' 2>/dev/null && echo yes)
 
-.PHONY: help venv demo federation quick test test-slow check site tutorial fuzz bench clean rebuild
+.PHONY: help venv demo federation quick test test-slow check site tutorial fuzz chaos bench clean rebuild
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
