@@ -114,7 +114,8 @@ def test_every_method_of_a_file_plays_a_round(file: Path) -> None:
     if tables["model"]["name"] == "resnet18":
         small.append("train.batch=4")
     experiment = Experiment.parse(override(alone, small), ran())
-    federation, train = experiment.data.federation(), experiment.train
+    train = experiment.train
+    federation = experiment.data.federation().to(train.torch_dtype)
     task = experiment.model.task(federation, train.torch_dtype, 0)
     for label, method in ((each.label, each.algorithm) for each in found):
         with engine(method, federation, task, dtype=train.dtype, batch=train.batch, local={"steps": 2},

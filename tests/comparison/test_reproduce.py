@@ -138,6 +138,11 @@ def test_a_comparison_is_run_judged_and_kept(repository: Path) -> None:
     one, other = (found[says].verdict for says in ("training alone is ahead of FedAvg's model for all",
                                                    "and the other way round"))
     assert (one, other) in {("appears", "reversed"), ("reversed", "appears"), ("open", "open")}
+    with (kept / "orderings.csv").open() as file:
+        [ordering] = csv.DictReader(file)
+    order = found["the order of 2 methods, 1 pair"]
+    assert order.verdict == {"appears": "holds", "reversed": "does not hold", "open": "open"}[
+        ordering["appearance"]]
     about = json.loads((kept / "about.json").read_text())
     assert about["command"] == "descant reproduce paper/table_7"
     assert about["commit"] == source_commit()

@@ -72,8 +72,8 @@ def near_to(ours: float, paper: float, near: float) -> Verdict:
 def _orders(found: Agreement) -> list[Claim]:
     tau, some = found.tau, {kind: len(found.with_appearance(kind)) for kind in get_args(Appearance)}
     ends = "" if tau.low is None or tau.high is None else f" ({tau.low:.2f} to {tau.high:.2f})"
-    verdict: Verdict = "open" if tau.low is None or tau.high is None or tau.low <= 0 <= tau.high else (
-        "appears" if tau.low > 0 else "reversed")
+    # an order holds if nothing significant speaks against it, and something for it
+    verdict: Verdict = "does not hold" if some["reversed"] else "holds" if some["appears"] else "open"
     counted = f"{some['appears']} appear, {some['reversed']} reversed, {some['open']} open"
     return [Claim(f"the order of {len(found.methods)} methods, {times(len(found.orderings), 'pair')}",
                   f"Kendall's tau {tau.mean:.2f}{ends}; of the pairs {counted}", verdict)]
