@@ -36,10 +36,11 @@ from descant.core.vector import Model
 from descant.engine.backends.base import InProcess
 from descant.engine.backends.choose import make_backend
 from descant.engine.batches import LocalWork
+from descant.engine.outcome import Outcome
 from descant.engine.pool import Pools
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
-from descant.engine.work import Job, Outcome, Work
+from descant.engine.work import Job, Work
 from descant.errors import UsageError
 from descant.models import make_task
 

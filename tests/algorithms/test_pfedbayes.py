@@ -17,7 +17,7 @@ from descant.core import random
 from descant.core.task import Batch
 from descant.core.tree import repeat, take
 from descant.core.vector import Model
-from descant.engine.work import Outcome
+from descant.engine.outcome import Outcome
 from descant.models import make_task
 from descant.models.module import ModuleTask
 from descant.priors import variational

@@ -31,8 +31,8 @@ from descant.deploy.protocol import received_experiment, tables_of
 from descant.deploy.transport import NoReply, Payload, Rejected
 from descant.engine.backends.base import InProcess
 from descant.engine.backends.choose import templates
+from descant.engine.outcome import Outcome
 from descant.engine.rounds import Training
-from descant.engine.work import Outcome
 from descant.errors import DescantError, UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
@@ -238,7 +238,8 @@ class Absent(InProcess):
         super().__init__(work, 1)
         self._absent = absent
 
-    def run(self, job: Any, clients: np.ndarray, number: int, message: Any, states: Any) -> Outcome:
+    def run(self, job: Any, clients: np.ndarray, number: int, message: Any, states: Any, adding: Any = None
+            ) -> Outcome:
         outcome = super().run(job, clients, number, message, states)
         absent = self._absent.get(number, set()) if job == "local" else set()
         gone = [k for k, client in enumerate(clients) if client in absent]

@@ -16,7 +16,7 @@ from descant.core.kernels import span
 from descant.core.task import Task
 from descant.core.tree import Tree, take
 from descant.core.vector import Model
-from descant.engine.work import Outcome
+from descant.engine.outcome import Outcome
 from descant.models.module import ModuleTask
 from descant.priors import fused
 from descant.priors.prior import Prior

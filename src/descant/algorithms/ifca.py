@@ -135,7 +135,7 @@ class IFCA(Algorithm):
         for k in range(self.K):
             w_k = take(server.models, k)
             if len(at := torch.nonzero(uploads.cluster == k).flatten()):
-                mean = average(take(uploads.model, at), round.of(at).weights(self.weights))
+                mean = average(take(uploads.model, at), self.counts(round.sizes[at]))
                 w_k = interpolate(w_k, mean, self.beta)
             after.append(w_k)
         sizes = uploads.cluster.bincount(minlength=self.K)

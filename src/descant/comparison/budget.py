@@ -22,9 +22,11 @@ from descant.core.algorithm import Message
 from descant.core.threads import one_thread
 from descant.core.tree import Tree
 from descant.core.units import times
+from descant.engine.adding import Adding
 from descant.engine.backends.base import InProcess
+from descant.engine.outcome import Outcome
 from descant.engine.rounds import Training
-from descant.engine.work import Job, Outcome
+from descant.engine.work import Job
 from descant.errors import DescantError
 from descant.experiment import run as runs
 
@@ -63,8 +65,9 @@ class _Counted(InProcess):
 
     grad_steps = 0
 
-    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
-        outcome = super().run(job, clients, number, message, states)
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+            adding: Adding | None = None) -> Outcome:
+        outcome = super().run(job, clients, number, message, states, adding)
         self.grad_steps = outcome.grad_steps
         return outcome
 

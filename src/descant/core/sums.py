@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,10 @@ class Binned(NamedTuple):
 
     top: int  # the first of the grids
     pieces: Tensor  # float64 [GRIDS, ...] the sums of the pieces on grids top, top - 1, ...
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As an array: processes would share the memory of a tensor, which is small for that."""
+        return _binned, (self.top, self.pieces.numpy())
 
     @classmethod
     def nothing(cls, shape: torch.Size) -> Self:
@@ -65,6 +70,10 @@ class Binned(NamedTuple):
         for lower in self.pieces[1:]:
             total = total + lower
         return total
+
+
+def _binned(top: int, pieces: np.ndarray) -> Binned:
+    return Binned(top, torch.from_numpy(pieces.copy()))
 
 
 def _top(largest: float) -> int:

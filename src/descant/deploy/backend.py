@@ -22,11 +22,13 @@ from descant.deploy.client_manager import ClientManager, raise_failure
 from descant.deploy.messages import PackedTensor, WireMessage
 from descant.deploy.protocol import RemoteExperiment, Shapes
 from descant.deploy.transport import NoReply, Rejected
+from descant.engine.adding import Adding, added_up
 from descant.engine.backends.base import Backend
+from descant.engine.outcome import Outcome
 from descant.engine.remedy import remedy
 from descant.engine.store import ClientStore
 from descant.engine.uploads import WIDER, Origins, lengths, medians, not_finite, shortened
-from descant.engine.work import ClientScores, Job, LocalResult, Outcome, Scores
+from descant.engine.work import ClientScores, Job, LocalResult, Scores
 from descant.errors import DescantError
 from descant.experiment.run import Run
 
@@ -91,7 +93,8 @@ class RemoteBackend(Backend):
         self._origins = Origins(run.work, shapes.state)
         self._began = False
 
-    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+            adding: Adding | None = None) -> Outcome:
         store = self._run.snapshot("last").store
         shared = WireMessage.of({}, shared=message.shared).tensors
         position = {int(client): k for k, client in enumerate(clients)}
@@ -118,8 +121,10 @@ class RemoteBackend(Backend):
         done = sorted(position[client] for client in found.values)
         values = [found.values[int(clients[k])] for k in done]
         failed = {position[client]: reason for client, reason in (found.failed | absent).items()}
-        return Outcome(np.array(done, np.int64), stack([value for value, _ in values]) if values else (),
-                       failed, sum(steps for _, steps in values), self._note(found))
+        outcome = Outcome(np.array(done, np.int64), stack([value for value, _ in values]) if values else (),
+                          failed, sum(steps for _, steps in values), self._note(found))
+        # here and not as they arrive: how much they are shortened follows from the lengths of all
+        return outcome if adding is None else added_up(self.work, outcome, clients, number, message, adding)
 
     def _too_few(self, found: Replies, asked: int, least: int) -> DescantError:
         name, reason = next((self._clients.names[client], why) for client, why in found.failed.items())

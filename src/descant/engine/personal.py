@@ -14,8 +14,9 @@ import numpy as np
 from descant.core.algorithm import Algorithm, Message, Round
 from descant.core.tree import Tree
 from descant.engine.backends.base import Backend
+from descant.engine.outcome import Outcome
 from descant.engine.store import ClientStore
-from descant.engine.work import Job, Outcome, Work, to_score
+from descant.engine.work import Job, Work, to_score
 
 STATES_AT_ONCE = 256 * 2**20  # bytes of client states that are read at a time
 

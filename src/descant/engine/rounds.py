@@ -15,14 +15,17 @@ from torch import Tensor
 
 from descant.core.algorithm import Message, Round
 from descant.core.stopwatch import Stopwatch
+from descant.core.sums import Total
 from descant.core.tree import Tree, leaves, nbytes, take
 from descant.engine.account import Account
+from descant.engine.adding import Adding, form_of, not_finite
 from descant.engine.attack import Attack
 from descant.engine.availability import Trace, read_trace
 from descant.engine.backends.base import Backend
 from descant.engine.cohort import sampled
 from descant.engine.diagnostics import Observed, diagnosed, named
 from descant.engine.divergence import Levels
+from descant.engine.outcome import Outcome
 from descant.engine.personal import Snapshot
 from descant.engine.protect import account_of
 from descant.engine.remedy import remedy
@@ -31,7 +34,7 @@ from descant.engine.screen import Aggregated, Attackers, Guard
 from descant.engine.settings import Train
 from descant.engine.store import ASKED, ClientStore
 from descant.engine.uploads import Origins
-from descant.engine.work import Job, LocalResult, Outcome, Work
+from descant.engine.work import Job, LocalResult, Work
 from descant.errors import DescantError, UsageError
 
 
@@ -178,27 +181,43 @@ class Training:
             message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
             states = self.store.read(trained)
         start = time.perf_counter()
-        job: Job = "opening" if self.is_opening else "local"
-        outcome = backend.run(job, trained, self.number, message, states)
+        outcome = backend.run(self._job, trained, self.number, message, states, self._adding(cohort, trained))
         self.watch.divide(time.perf_counter() - start, outcome.gathering / max(outcome.seconds, 1e-9))
         with self.watch("aggregate"):
-            report = self._close(job, cohort, trained, message, outcome)
+            report = self._close(cohort, trained, message, outcome)
         if self.trace is None or self.is_opening:
             return report
         away = int((~self.trace.reachable(self.number)).sum())
         return report._replace(away=away, late=None if self.train.deadline is None else late)
 
-    def _close(self, job: Job, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome
+    @property
+    def _job(self) -> Job:
+        return "opening" if self.is_opening else "local"
+
+    def _adding(self, cohort: np.ndarray, trained: np.ndarray) -> Adding | None:
+        """How this round's uploads are added up where they are made; None: they are needed one by one."""
+        looked_at = self._diagnostics or self._guard is not None or self._attackers is not None
+        if self.work.algorithm.needs_rows or looked_at or self._job not in self.work.templates:
+            return None
+        return Adding(np.isin(trained, cohort))
+
+    def _mean(self, total: Total) -> Tree:
+        """The mean of what the clients of this round contributed."""
+        first = self.work.algorithm.broadcast(self.server, self.round_of(np.zeros(1, np.int64)))
+        return total.mean(form_of(self.work, self._job, self.number, first))
+
+    def _close(self, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome
                ) -> RoundReport:
         """Check what came back, aggregate, and stage the clients' new states."""
         done, result, failed = outcome.done, outcome.values, outcome.failed
         if self._attackers is not None and len(done):
             result = result._replace(upload=self._attackers.sent(
-                job, trained[done], self.number, _of_rows(message, done), result.upload))
-        wrong = _not_finite(result) if len(done) else {}
-        rejected = {int(trained[k]): why for k, why in failed.items()}
-        rejected |= {int(trained[done[k]]): why for k, why in wrong.items()}
-        kept = np.setdiff1d(np.arange(len(done)), list(wrong))
+                self._job, trained[done], self.number, _of_rows(message, done), result.upload))
+        wrong = dict(outcome.wrong)
+        if outcome.total is None and len(done):
+            wrong = {int(done[k]): why for k, why in not_finite(result).items()}
+        rejected = {int(trained[k]): why for k, why in (*failed.items(), *wrong.items())}
+        kept = np.flatnonzero(~np.isin(done, list(wrong)))
         accepted = trained[done[kept]]
         counted = np.isin(accepted, cohort)
         if not counted.any():
@@ -209,8 +228,12 @@ class Training:
 
         taken: LocalResult = _chosen(result, kept, len(done))
         uploads = _chosen(taken.upload, np.flatnonzero(counted), len(counted))
-        server, info, chosen = self._aggregated(job, message, done[kept][counted], uploads,
-                                                self.round_of(accepted[counted]))
+        method, facts = self.work.at(self.number).algorithm, self.round_of(accepted[counted])
+        if outcome.total is None:
+            server, info, chosen = self._aggregated(message, done[kept][counted], uploads, facts)
+        else:
+            server, info = method.absorb(self.server, self._mean(outcome.total), facts)
+            chosen = np.arange(len(facts.cohort))
         weights = info.get("client_weights")
         self.averaged = None if weights is None else ServerWeights(accepted[counted][chosen], weights)
         clipped = outcome.shortened / outcome.rows if outcome.rows else info.get("clipped")
@@ -218,9 +241,7 @@ class Training:
         if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
             raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
                                f"all uploads were: the training diverges; {self.remedy()}")
-        figures = diagnosed(self._diagnostics, Observed(
-            self.work.at(self.number).algorithm, self.server, message, uploads, server,
-            self.round_of(accepted[counted])))
+        figures = diagnosed(self._diagnostics, Observed(method, self.server, message, uploads, server, facts))
         self.server = server
         moved = chosen if self.work.algorithm.tracking else np.arange(len(accepted))
         self.store.stage(accepted[moved], _chosen(taken.state, moved, len(accepted)),
@@ -228,16 +249,16 @@ class Training:
         sent = int(np.isin(trained[done], cohort).sum())
         return RoundReport(
             self.number, len(trained), rejected, outcome.grad_steps,
-            _bytes_down(message, len(trained)), sent * nbytes(take(taken.upload, 0)),
+            _bytes_down(message, len(trained)),
+            sent * (nbytes(take(taken.upload, 0)) if outcome.total is None else outcome.uploaded),
             float(taken.loss.nanmean()), info, outcome.note, clipped, figures,
         )
 
-    def _aggregated(self, job: Job, message: Message, at: np.ndarray, uploads: Tree, round: Round
-                    ) -> Aggregated:
+    def _aggregated(self, message: Message, at: np.ndarray, uploads: Tree, round: Round) -> Aggregated:
         """The server after the uploads of those to whom row `at` of the message was sent."""
         method = self.work.at(self.number).algorithm
         if self._guard is not None:
-            return self._guard.aggregate(method, job, _of_rows(message, at), self.server, uploads, round)
+            return self._guard.aggregate(method, self._job, _of_rows(message, at), self.server, uploads, round)
         return Aggregated(*method.aggregate(self.server, uploads, round), np.arange(len(round.cohort)))
 
 
@@ -263,25 +284,6 @@ def _undone_on_failure(training: Training) -> Iterator[None]:
         if training.store.staged is not staged:
             training.store.unstage()
         raise
-
-
-def _not_finite(result: LocalResult) -> dict[int, str]:
-    """Which rows hold NaN or infinity, and where."""
-    wrong: dict[int, str] = {}
-    for part in ("upload", "state"):
-        for name, rows in leaves(getattr(result, part), part):
-            finite = _finite_rows(rows)
-            for k in torch.nonzero(~finite).flatten().tolist():
-                wrong.setdefault(k, f"{name} is not finite")
-    return wrong
-
-
-def _finite_rows(rows: Tensor) -> Tensor:
-    rows = rows.reshape(len(rows), -1)
-    finite = torch.isfinite(rows.sum(1))  # one pass; but large numbers may add up to infinity
-    if not bool(finite.all()):
-        finite = torch.isfinite(rows).all(1)
-    return finite
 
 
 def _bytes_down(message: Message, clients: int) -> int:

@@ -25,10 +25,11 @@ from descant.core.meter import Meter, metered
 from descant.core.privacy.settings import Mechanism
 from descant.core.splits import SplitName
 from descant.core.task import Task
-from descant.core.tree import Tree, concat, leaves, map_tree, stack, take
+from descant.core.tree import Tree, leaves, map_tree, stack, take
 from descant.core.vector import Model
 from descant.engine.batches import LocalWork, Plan, View, plan_chunk, steps_in_round
 from descant.engine.draws import Coins
+from descant.engine.outcome import Outcome
 from descant.engine.pool import Pool, Pools
 from descant.errors import DescantError
 from descant.priors.schedule import at_round
@@ -72,20 +73,6 @@ class ScoreMessage(NamedTuple):
 def to_score(message: Message, model: Model | None) -> Message:
     """The message of a score job: what clients are sent, and the global model."""
     return Message(ScoreMessage(message.shared, () if model is None else model), message.each)
-
-
-class Outcome(NamedTuple):
-    """The results of some clients: `values` has a row for each of `done`."""
-
-    done: np.ndarray  # positions in the list of clients that was asked for
-    values: Tree
-    failed: dict[int, str]  # position -> reason
-    grad_steps: int
-    note: str | None = None  # for the user, such as why clients were run one by one
-    seconds: float = 0.0  # of work, summed over workers
-    gathering: float = 0.0  # of these, to draw and look up batches
-    rows: int = 0  # in private gradients
-    shortened: int = 0  # of these, how many were clipped
 
 
 @dataclass(frozen=True)
@@ -283,22 +270,6 @@ class Work:
             return
         raise DescantError(f"{self.algorithm.name} fails on every client that was tried: "
                            f"{_reason(error)}") from error
-
-
-def gather(outcomes: list[tuple[int, Outcome]]) -> Outcome:
-    """The outcome of all chunks; each comes with the position of its first client."""
-    parts = [outcome.values for _, outcome in outcomes if len(outcome.done)]
-    return Outcome(
-        np.concatenate([np.zeros(0, np.int64), *(start + o.done for start, o in outcomes)]),
-        concat(parts) if parts else (),
-        {start + k: reason for start, o in outcomes for k, reason in o.failed.items()},
-        sum(o.grad_steps for _, o in outcomes),
-        next((o.note for _, o in outcomes if o.note is not None), None),
-        sum(o.seconds for _, o in outcomes),
-        sum(o.gathering for _, o in outcomes),
-        sum(o.rows for _, o in outcomes),
-        sum(o.shortened for _, o in outcomes),
-    )
 
 
 def _train(work: Work, message: Message, state: Tree, data: View, meter: Any, *, opening: bool = False

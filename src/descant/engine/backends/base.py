@@ -9,8 +9,10 @@ import numpy as np
 
 from descant.core.algorithm import Message
 from descant.core.tree import Tree, take
+from descant.engine.adding import Adding, execute
 from descant.engine.backends.memory import keep_freed_memory
-from descant.engine.work import Job, Outcome, Work, gather
+from descant.engine.outcome import Outcome, gather
+from descant.engine.work import Job, Work
 
 
 class Backend(ABC):
@@ -23,8 +25,10 @@ class Backend(ABC):
         self.notes: list[str] = []  # for the user
 
     @abstractmethod
-    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
-        """The job's results; `message.each` and `states` have a row per client."""
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+            adding: Adding | None = None) -> Outcome:
+        """The job's results; `message.each` and `states` have a row per client. With `adding`, the uploads
+        are added up where they are made."""
 
     @abstractmethod
     def close(self) -> None:
@@ -44,12 +48,14 @@ class InProcess(Backend):
         super().__init__(work, chunk, scored)
         keep_freed_memory()
 
-    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
-        return gather([
-            (start, self.work.execute(job, clients[part], number,
-                                      Message(message.shared, take(message.each, part)), take(states, part)))
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+            adding: Adding | None = None) -> Outcome:
+        return gather(
+            (start, execute(self.work, job, clients[part], number,
+                            Message(message.shared, take(message.each, part)), take(states, part),
+                            None if adding is None else adding.of(part)))
             for start, part in self._chunks(job, clients)
-        ])
+        )
 
     def close(self) -> None:
         """Nothing is held."""

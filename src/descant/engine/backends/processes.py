@@ -27,9 +27,11 @@ from torch import Tensor
 from descant.core.algorithm import Message
 from descant.core.tree import Tree, leaves, map_tree, nbytes, rebuild, take
 from descant.core.units import size
+from descant.engine.adding import Adding, execute
 from descant.engine.backends.base import Backend
 from descant.engine.backends.memory import free_memory, keep_freed_memory
-from descant.engine.work import Job, Outcome, Work, gather
+from descant.engine.outcome import Outcome, gather
+from descant.engine.work import Job, Work
 from descant.errors import DescantError
 
 _ALIGN = 64
@@ -89,13 +91,22 @@ class Processes(Backend):
         self._workers.append(process)
         theirs.close()
 
-    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+            adding: Adding | None = None) -> Outcome:
+        form = self.work.templates[job]
+        if adding is not None:
+            form = form._replace(upload=())
+        values = map_tree(lambda t: t.new_empty(len(clients), *t.shape), form)
+        whole = gather(self._arriving(job, clients, number, message, states, adding, form, values))
+        everyone = len(whole.done) == len(clients)
+        return whole._replace(values=values if everyone else take(values, torch.from_numpy(whole.done)))
+
+    def _arriving(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+                  adding: Adding | None, form: Tree, values: Tree) -> Iterator[tuple[int, Outcome]]:
+        """The outcomes of the chunks as they come; their values are written into the rows of `values`."""
         waiting = deque(self._chunks(job, clients))
         idle = list(range(len(self._workers)))
         busy: dict[Connection, tuple[int, int]] = {}  # pipe -> (worker, first client)
-        form = self.work.templates[job]
-        values = map_tree(lambda t: t.new_empty(len(clients), *t.shape), form)
-        outcomes = []
         told: dict[int, int] = {}  # worker -> where what is sent to all ends in its buffer
         while waiting or busy:
             while waiting and idle:
@@ -105,7 +116,7 @@ class Processes(Backend):
                 if worker not in told:  # once, however large it is
                     told[worker] = _pack(inputs, message.shared)
                 _pack(inputs[told[worker] :], (take(message.each, part), take(states, part)))
-                self._send(worker, (job, clients[part], number))
+                self._send(worker, (job, clients[part], number, None if adding is None else adding.of(part)))
                 busy[self._pipes[worker]] = (worker, start)
             for pipe in wait(list(busy)):
                 worker, start = busy.pop(pipe)  # type: ignore[call-overload]
@@ -114,13 +125,10 @@ class Processes(Backend):
                     made = _unpack(self._slots[worker].outputs, _rows(form, len(outcome.done)))
                     rows = torch.from_numpy(start + outcome.done)
                     map_tree(lambda whole, part, rows=rows: whole.index_copy_(0, rows, part), values, made)
-                outcomes.append((start, outcome))
                 idle.append(worker)
-        whole = gather(sorted(outcomes, key=lambda outcome: outcome[0]))
-        everyone = len(whole.done) == len(clients)
-        return whole._replace(values=values if everyone else take(values, torch.from_numpy(whole.done)))
+                yield start, outcome
 
-    def _send(self, worker: int, order: tuple[Job, np.ndarray, int]) -> None:
+    def _send(self, worker: int, order: tuple[Job, np.ndarray, int, Adding | None]) -> None:
         try:
             self._pipes[worker].send(order)
         except OSError:
@@ -192,12 +200,13 @@ def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> No
         pipe.send(_answer(work, templates, slot, *order))
 
 
-def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.ndarray, number: int) -> Any:
+def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.ndarray, number: int,
+            adding: Adding | None) -> Any:
     sent = templates.messages[job]
     form = (Message(sent.shared, _rows(sent.each, len(clients))), _rows(templates.state, len(clients)))
     try:
         own, states = _unpack(slot.inputs, form)
-        outcome = work.execute(job, clients, number, own, states)
+        outcome = execute(work, job, clients, number, own, states, adding)
         if len(outcome.done):
             _pack(slot.outputs, outcome.values)
     except Exception as error:

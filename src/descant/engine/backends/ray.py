@@ -33,13 +33,15 @@ from descant import __version__
 from descant.core.algorithm import Message
 from descant.core.tree import Tree, leaves, nbytes, rebuild, take
 from descant.core.units import size, times
+from descant.engine.adding import Adding, execute
 from descant.engine.backends.base import Backend
 from descant.engine.backends.processes import Templates
 from descant.engine.backends.ray_session import SAFE, Session
 from descant.engine.backends.shard import Rows, Shard
+from descant.engine.outcome import Outcome, gather
 from descant.engine.pool import Pools
 from descant.engine.settings import Train
-from descant.engine.work import Job, Outcome, Work, gather
+from descant.engine.work import Job, Work
 from descant.errors import DescantError
 
 AHEAD = 2  # chunks that an actor has at a time, so that it never waits for the driver
@@ -94,12 +96,12 @@ class Actor:
         del self._shards[shard]
 
     def run(self, shard: int, job: Job, clients: np.ndarray, number: int, shared: Arrays, each: Arrays,
-            states: Arrays) -> Outcome:
+            states: Arrays, adding: Adding | None) -> Outcome:
         """The outcome of a chunk, with arrays for its values."""
         form = self._templates.messages[job]
         own = Message(_tree(form.shared, shared), _tree(form.each, each))
-        outcome = self._shards[shard].execute(job, clients, number, own,
-                                              _tree(self._templates.state, states))
+        outcome = execute(self._shards[shard], job, clients, number, own,
+                          _tree(self._templates.state, states), adding)
         return outcome._replace(values=_arrays(outcome.values))
 
 
@@ -162,10 +164,11 @@ class OnRay(Backend):
             self.close()
             raise
 
-    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+            adding: Adding | None = None) -> Outcome:
         with _failures_told():
-            outcomes = self._outcomes(job, clients, number, message, states)
-        whole = gather([(0, outcome) for outcome in outcomes])
+            whole = gather((0, outcome) for outcome in self._outcomes(job, clients, number, message, states,
+                                                                       adding))
         order = np.argsort(whole.done)
         notes = [*self._news, *([] if whole.note is None else [whole.note])]
         if job in ("local", "opening"):  # the notes of other jobs are not written down
@@ -180,18 +183,19 @@ class OnRay(Backend):
         self._workers = []
         self._session.close()
 
-    def _outcomes(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree
-                  ) -> list[Outcome]:
-        """The outcomes of all chunks, with positions in the list of clients."""
+    def _outcomes(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+                  adding: Adding | None) -> Iterator[Outcome]:
+        """The outcomes of all chunks as they come, with positions in the list of clients."""
         self._workers = [self._started() if worker.gone else worker for worker in self._workers]
         waiting = {shard: deque(chunks) for shard, chunks in self._dealt(job, clients)}
         busy: dict[Ref, tuple[Worker, Chunk]] = {}
-        shared = ray.put(_arrays(message.shared))
+        shared, form = ray.put(_arrays(message.shared)), self.work.templates[job]
 
         def send(worker: Worker, chunk: Chunk) -> None:
             rows = torch.from_numpy(chunk.at)
             ref = worker.actor.run.remote(chunk.shard, job, clients[chunk.at], number, shared,
-                                        _arrays(take(message.each, rows)), _arrays(take(states, rows)))
+                                        _arrays(take(message.each, rows)), _arrays(take(states, rows)),
+                                        None if adding is None else adding.of(chunk.at))
             busy[ref] = (worker, chunk)
             worker.chunks += 1
 
@@ -204,18 +208,20 @@ class OnRay(Backend):
                 self._lose(worker, chunk, error)
                 waiting[chunk.shard].appendleft(chunk)
                 return None
-            values = _tree(self.work.templates[job], outcome.values) if len(outcome.done) else ()
-            failed = {int(chunk.at[k]): why for k, why in outcome.failed.items()}
-            return outcome._replace(done=chunk.at[outcome.done], values=values, failed=failed)
+            made = form if adding is None else form._replace(upload=())
+            return outcome._replace(
+                done=chunk.at[outcome.done], values=_tree(made, outcome.values) if len(outcome.done) else (),
+                failed={int(chunk.at[k]): why for k, why in outcome.failed.items()},
+                wrong=tuple((int(chunk.at[k]), why) for k, why in outcome.wrong))
 
-        outcomes = []
         while busy or any(waiting.values()):
             for shard, chunks in waiting.items():
                 while chunks and (worker := self._worker_for(shard)) is not None:
                     if shard in worker.shards or self._assign(shard, worker, chunks[0]):
                         send(worker, chunks.popleft())
-            outcomes += [receive(ref) for ref in self._awaited(list(busy))]
-        return [outcome for outcome in outcomes if outcome is not None]
+            for ref in self._awaited(list(busy)):
+                if (outcome := receive(ref)) is not None:
+                    yield outcome
 
     def _dealt(self, job: Job, clients: np.ndarray) -> Iterator[tuple[int, list[Chunk]]]:
         """The chunks of every shard."""

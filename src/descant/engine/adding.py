@@ -1,0 +1,107 @@
+"""Uploads are added up where they are made, chunk by chunk: a round holds no more of them than a chunk has.
+
+So it is for methods that need a mean alone (`Algorithm.needs_rows`). What cannot be added up, because it is
+not finite, is told instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from descant.core.algorithm import Message, contributions
+from descant.core.sums import LARGEST, Total
+from descant.core.tree import Tree, leaves, map_tree, nbytes, rebuild, take
+from descant.engine.outcome import Outcome
+from descant.engine.work import Job, LocalResult, Work
+
+
+class Bound(NamedTuple):
+    """How much one client can add, so that noise hides it."""
+
+    origin: Mapping[str, np.ndarray]  # what a client contributes that learns nothing: the same for all
+    norm: float  # the largest distance from that
+
+
+class Adding(NamedTuple):
+    """How the uploads of some clients are added up."""
+
+    counted: np.ndarray  # bool [clients] whose uploads count
+    bound: Bound | None = None  # then all count alike
+
+    def of(self, rows: slice | np.ndarray) -> Adding:
+        return Adding(self.counted[rows], self.bound)
+
+
+def execute(work: Work, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+            adding: Adding | None) -> Outcome:
+    """The outcome of a chunk, its uploads added up if that is asked for."""
+    outcome = work.execute(job, clients, number, message, states)
+    return outcome if adding is None else added_up(work, outcome, clients, number, message, adding)
+
+
+def added_up(work: Work, outcome: Outcome, clients: np.ndarray, number: int, message: Message, adding: Adding
+             ) -> Outcome:
+    """The outcome with a total in place of its uploads; `message.each` has a row per client."""
+    done, result = outcome.done, outcome.values
+    if not len(done):
+        return outcome._replace(total=Total())
+    wrong = not_finite(result)
+    taken = [k for k, at in enumerate(done) if k not in wrong and adding.counted[at]]
+    kept = outcome._replace(values=result._replace(upload=()), total=Total(),
+                            wrong=tuple((int(done[k]), why) for k, why in wrong.items()),
+                            uploaded=nbytes(take(result.upload, 0)))
+    if not taken:
+        return kept
+    method, places = work.at(number).algorithm, torch.from_numpy(done[taken])
+    uploads = result.upload if len(taken) == len(done) else take(result.upload, torch.tensor(taken))
+    sent = Message(message.shared, take(message.each, places))
+    each = contributions(method.contribution, sent, uploads)
+    if adding.bound is None:
+        sizes = work.round_of(clients[done[taken]], number).sizes
+        return kept._replace(total=Total.of(each, method.counts(sizes)))
+    moved, is_shortened = shortened(each, adding.bound)
+    return kept._replace(total=Total.of(moved, torch.ones(len(taken))), rows=len(taken),
+                         shortened=int(is_shortened.sum()))
+
+
+def shortened(rows: Tree, bound: Bound) -> tuple[Tree, Tensor]:
+    """How far contributions [n, ...] lie from the origin, in float64 and no further than the bound, each as
+    one vector; and whose were further [n]."""
+    moved = {name: leaf.double() - torch.from_numpy(bound.origin[name]) for name, leaf in leaves(rows)}
+    squares = [leaf.reshape(len(leaf), -1).square().sum(1) for leaf in moved.values()]
+    norms = torch.stack(squares).sum(0).sqrt()
+    scale = torch.clamp(bound.norm / norms, max=1.0)
+    short = {name: leaf * scale.reshape(-1, *[1] * (leaf.dim() - 1)) for name, leaf in moved.items()}
+    return rebuild(rows, short), norms > bound.norm
+
+
+def form_of(work: Work, job: Job, number: int, message: Message) -> Tree:
+    """One contribution to the total of a round; `message.each` has one row."""
+    one = Message(message.shared, take(message.each, 0))
+    upload = work.templates[job].upload
+    return map_tree(torch.clone, work.at(number).algorithm.contribution(one, upload))
+
+
+def not_finite(result: LocalResult) -> dict[int, str]:
+    """Which rows hold NaN or infinity, or what is too large to be added up, and where."""
+    wrong: dict[int, str] = {}
+    for part in ("upload", "state"):
+        for name, rows in leaves(getattr(result, part), part):
+            for k in torch.nonzero(~_finite_rows(rows)).flatten().tolist():
+                wrong.setdefault(k, f"{name} is not finite")
+    return wrong
+
+
+def _finite_rows(rows: Tensor) -> Tensor:
+    rows = rows.reshape(len(rows), -1)
+    finite = torch.isfinite(rows.sum(1))  # one pass; but large numbers may add up to infinity
+    if not bool(finite.all()):
+        finite = torch.isfinite(rows).all(1)
+    if rows.dtype == torch.float64 and not bool((rows.abs() < LARGEST).all()):
+        finite &= (rows.abs() < LARGEST).all(1)
+    return finite
