@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from descant.core.algorithm import Message, contributions
+from descant.core.privacy.noise import normals
+from descant.core.privacy.settings import Mechanism
 from descant.core.sums import LARGEST, Total
 from descant.core.tree import Tree, leaves, map_tree, nbytes, rebuild, take
 from descant.engine.outcome import Outcome
+from descant.engine.uploads import Origins
 from descant.engine.work import Job, LocalResult, Work
 
 
@@ -78,6 +81,32 @@ def shortened(rows: Tree, bound: Bound) -> tuple[Tree, Tensor]:
     scale = torch.clamp(bound.norm / norms, max=1.0)
     short = {name: leaf * scale.reshape(-1, *[1] * (leaf.dim() - 1)) for name, leaf in moved.items()}
     return rebuild(rows, short), norms > bound.norm
+
+
+def noised_mean(total: Total, form: Tree, bound: Bound, mechanism: Mechanism,
+                generator: np.random.Generator | None) -> Tree:
+    """The origin and what clients that are no further from it than the bound add to it, with noise that hides
+    each of them; divided by the number of clients that was expected, since that which came tells of them.
+    Without a generator the noise is the operating system's."""
+    deviation, found = mechanism.sum_noise * bound.norm, {}
+    for name, like in leaves(form):
+        whole = deviation * normals(tuple(like.shape), torch.float64, generator)
+        if total.clients:
+            whole += total.parts[name].value()
+        found[name] = (torch.from_numpy(bound.origin[name]) + whole / mechanism.cohort).to(like.dtype)
+    return rebuild(form, found)
+
+
+def origin_of(work: Work, job: Job, number: int, message: Message, state: Tree) -> dict[str, np.ndarray]:
+    """What a client contributes that learns nothing, found without anybody's rows; `message.each` has one
+    row, and `state` is that of a client before it takes part."""
+    template = work.templates[job].upload
+    known = Origins(work, state).rows(job, np.zeros(1, np.int64), number, message)
+    upload = rebuild(template, {name: known[name][0] if name in known else torch.zeros_like(leaf)
+                                for name, leaf in leaves(template)})
+    own = Message(message.shared, take(message.each, 0))
+    origin = work.at(number).algorithm.contribution(own, upload)
+    return {name: leaf.double().numpy() for name, leaf in leaves(origin)}
 
 
 def form_of(work: Work, job: Job, number: int, message: Message) -> Tree:

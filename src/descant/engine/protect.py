@@ -10,7 +10,7 @@ import numpy as np
 
 from descant.core.algorithm import Message
 from descant.core.federation import Federation
-from descant.core.privacy.settings import Mechanism, Privacy
+from descant.core.privacy.settings import Mechanism, Privacy, Quantile
 from descant.core.privacy.task import CountingTask, NotPrivate, PrivateTask
 from descant.core.splits import Table
 from descant.core.tree import leaves, take
@@ -38,6 +38,8 @@ def account_of(work: Work, train: Train, privacy: Privacy) -> Account:
     """The account of a run; an error where the method or the settings do not fit."""
     federation = work.federation
     require_fit(privacy, train, federation.population)
+    if privacy.unit == "client":
+        _require_sum(work, privacy)
     queries = _queries(work, privacy) if privacy.unit == "record" else Queries()
     return Account(privacy, train, federation.train.sizes[: federation.population], queries,
                    lambda number: sampled(federation, train, number, privacy)[1])
@@ -51,8 +53,6 @@ def settled(work: Work, train: Train, privacy: Privacy) -> Privacy:
 def protected(work: Work, train: Train, privacy: Privacy, *, secret: bool = False) -> Work:
     """The work with its rows or clients protected; the noise is settled. `secret`: by random numbers of the
     operating system."""
-    if privacy.unit == "client":
-        raise UsageError('privacy.unit = "client" is not there yet: use unit = "record"')
     assert privacy.noise is not None
     cohort = train.cohort_size(work.federation.population)
     mechanism = Mechanism(privacy, privacy.noise, float(cohort), secret)
@@ -60,6 +60,22 @@ def protected(work: Work, train: Train, privacy: Privacy, *, secret: bool = Fals
     if privacy.unit == "record" and not _queries(work, privacy).nothing:
         private = PrivateTask(work.task, mechanism, _axes(work))
     return dataclasses.replace(work, privacy=mechanism, private=private)
+
+
+def _require_sum(work: Work, privacy: Privacy) -> None:
+    """Refuse what noise on a sum of the clients' contributions cannot protect."""
+    name, found = work.algorithm.name, 'privacy.unit = "client" does not fit'
+    if work.algorithm.needs_rows:
+        raise UsageError(f"{found} {name} as it is set: its server looks at the uploads one by one, and "
+                         "noise hides a client in a sum; docs/privacy.md tells which methods need one alone")
+    if work.algorithm.tracking:
+        raise UsageError(f"{found} {name}: what its clients keep must be what the server was told, and that "
+                         "is shortened and noised")
+    if work.task.init().stats.numel():
+        raise UsageError(f"{found} models with running statistics: noise would make variances negative; use "
+                         "GroupNorm in place of BatchNorm")
+    if isinstance(privacy.clip, Quantile):
+        raise UsageError("privacy.clip: a bound that follows a quantile is not there yet: give a number")
 
 
 def _axes(work: Work) -> int:

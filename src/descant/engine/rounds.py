@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from descant.core.algorithm import Message, Round
+from descant.core.random import stream
 from descant.core.stopwatch import Stopwatch
 from descant.core.sums import Total
-from descant.core.tree import Tree, leaves, nbytes, take
+from descant.core.tree import Tree, leaves, map_tree, nbytes, take
 from descant.engine.account import Account
-from descant.engine.adding import Adding, form_of, not_finite
+from descant.engine.adding import Adding, Bound, form_of, noised_mean, not_finite, origin_of
 from descant.engine.attack import Attack
 from descant.engine.availability import Trace, read_trace
 from descant.engine.backends.base import Backend
@@ -181,10 +182,16 @@ class Training:
             message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
             states = self.store.read(trained)
         start = time.perf_counter()
-        outcome = backend.run(self._job, trained, self.number, message, states, self._adding(cohort, trained))
+        adding = self._adding(cohort, trained)
+        if len(trained) or adding is None:
+            outcome = backend.run(self._job, trained, self.number, message, states, adding)
+        else:  # of a cohort that coins make, there may be nobody
+            nothing = map_tree(lambda t: t.new_zeros(0, *t.shape), self.work.templates[self._job])
+            outcome = Outcome(np.zeros(0, np.int64), nothing._replace(upload=()), {}, 0, total=Total())
         self.watch.divide(time.perf_counter() - start, outcome.gathering / max(outcome.seconds, 1e-9))
         with self.watch("aggregate"):
-            report = self._close(cohort, trained, message, outcome)
+            bound = None if adding is None else adding.bound
+            report = self._close(cohort, trained, message, outcome, bound)
         if self.trace is None or self.is_opening:
             return report
         away = int((~self.trace.reachable(self.number)).sum())
@@ -199,15 +206,30 @@ class Training:
         looked_at = self._diagnostics or self._guard is not None or self._attackers is not None
         if self.work.algorithm.needs_rows or looked_at or self._job not in self.work.templates:
             return None
-        return Adding(np.isin(trained, cohort))
+        return Adding(np.isin(trained, cohort), self._bound())
 
-    def _mean(self, total: Total) -> Tree:
+    def _bound(self) -> Bound | None:
+        """How much a client may add, where clients are protected."""
+        if (mechanism := self.work.privacy) is None or mechanism.unit != "client":
+            return None
+        assert isinstance(mechanism.clip, float)  # else refused
+        state = self.work.algorithm.init_client(self.work.task, self.initial)
+        return Bound(origin_of(self.work, self._job, self.number, self._first(), state), mechanism.clip)
+
+    def _first(self) -> Message:
+        """What a client is sent in this round."""
+        return self.work.algorithm.broadcast(self.server, self.round_of(np.zeros(1, np.int64)))
+
+    def _mean(self, total: Total, bound: Bound | None) -> Tree:
         """The mean of what the clients of this round contributed."""
-        first = self.work.algorithm.broadcast(self.server, self.round_of(np.zeros(1, np.int64)))
-        return total.mean(form_of(self.work, self._job, self.number, first))
+        form = form_of(self.work, self._job, self.number, self._first())
+        if (mechanism := self.work.privacy) is None or bound is None:
+            return total.mean(form)
+        generator = None if mechanism.secret else stream(self.work.seed, "server.privacy", self.number)
+        return noised_mean(total, form, bound, mechanism, generator)
 
-    def _close(self, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome
-               ) -> RoundReport:
+    def _close(self, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome,
+               bound: Bound | None) -> RoundReport:
         """Check what came back, aggregate, and stage the clients' new states."""
         done, result, failed = outcome.done, outcome.values, outcome.failed
         if self._attackers is not None and len(done):
@@ -220,7 +242,7 @@ class Training:
         kept = np.flatnonzero(~np.isin(done, list(wrong)))
         accepted = trained[done[kept]]
         counted = np.isin(accepted, cohort)
-        if not counted.any():
+        if not counted.any() and bound is None:  # noise alone would be a round too
             client, why = next(iter(rejected.items()))
             raise NobodyLeft(f"every upload in round {self.number} was rejected; client "
                              f"{self.work.federation.names[client]!r}: {why}; if the training diverges, "
@@ -232,7 +254,7 @@ class Training:
         if outcome.total is None:
             server, info, chosen = self._aggregated(message, done[kept][counted], uploads, facts)
         else:
-            server, info = method.absorb(self.server, self._mean(outcome.total), facts)
+            server, info = method.absorb(self.server, self._mean(outcome.total, bound), facts)
             chosen = np.arange(len(facts.cohort))
         weights = info.get("client_weights")
         self.averaged = None if weights is None else ServerWeights(accepted[counted][chosen], weights)
@@ -258,7 +280,8 @@ class Training:
         """The server after the uploads of those to whom row `at` of the message was sent."""
         method = self.work.at(self.number).algorithm
         if self._guard is not None:
-            return self._guard.aggregate(method, self._job, _of_rows(message, at), self.server, uploads, round)
+            sent = _of_rows(message, at)
+            return self._guard.aggregate(method, self._job, sent, self.server, uploads, round)
         return Aggregated(*method.aggregate(self.server, uploads, round), np.arange(len(round.cohort)))
 
 

@@ -110,6 +110,8 @@ class Tempered:
         return torch.zeros_like(N) if self.kind == "uniform" else N.log() / self.temperature
 
     def report(self, weights: Tensor) -> dict[str, Any]:
+        if not len(weights):  # of a cohort that coins make, there may be nobody
+            return {}
         return {"weights": {"most": weights.max(), "effective": 1 / weights.square().sum()},
                 "client_weights": weights}
 
