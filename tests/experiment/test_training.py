@@ -3,6 +3,7 @@ the same on every backend and after a resume."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import descant
 from descant import SGD, AdamW, UsageError
 from descant.algorithms import APFL, Ditto, FedAvg, FedRep, pFedBayes, pFedHN
 from descant.core.splits import Table
+from descant.core.task import inputs
 from descant.experiment.config import parse_algorithm
 from descant.priors.schedule import Cosine, Exponential, Stepwise, at_round
 from helpers import assert_same, engine, ragged
@@ -230,3 +232,75 @@ def test_a_warm_start_is_the_module_with_these_parameters(digits, tmp_path):
 def test_a_wrong_start_is_refused(initial, words, digits):
     with pytest.raises(UsageError, match=words):
         descant.run("fedavg", federation=digits, initial=initial, rounds=1)
+
+
+# -- schedules by steps ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("schedule", "reference"), [
+    (Cosine(rounds=3, final=0.1, by="step"),
+     lambda o, k: torch.optim.lr_scheduler.CosineAnnealingLR(o, 3 * k, eta_min=0.1)),
+    (Exponential(0.5, by="step"), lambda o, k: torch.optim.lr_scheduler.ExponentialLR(o, 0.5 ** (1 / k))),
+])
+@pytest.mark.parametrize("solver", ["sgd", "momentum", "adamw"])
+def test_by_steps_a_client_is_trained_as_by_torch(schedule, reference, solver):
+    """One client, whole batches: its rounds are torch's steps, with its scheduler stepped after each."""
+    federation, steps = ragged(), 4
+    one = descant.Federation(federation.x, federation.y, Table.of([federation.train[0]]),
+                             Table.of([federation.validation[0]]), Table.of([federation.test[0]]),
+                             federation.classes, ("a",))
+    ours = {"sgd": SGD(lr=0.3, weight_decay=0.1, schedule=schedule),
+            "momentum": SGD(lr=0.1, momentum=0.5, schedule=schedule),
+            "adamw": AdamW(lr=0.05, weight_decay=0.1, schedule=schedule)}[solver]
+    with engine(FedAvg(ours), one, "dnn", batch="full", local={"steps": steps}) as e:
+        work = e.training.work
+        module = work.task.module(work.task.init())
+        rows = torch.from_numpy(one.train[0])
+        x, y = inputs(one.x[rows], torch.float64), one.y[rows]
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)  # has the factor for its lr
+        scheduler = reference(optimizer, steps)
+        for _ in range(3):
+            e.play(1)
+            again = _torch_of(ours, module)  # the memory of a solver begins anew in every round
+            for _ in range(steps):
+                again.param_groups[0]["lr"] = ours.lr * optimizer.param_groups[0]["lr"]
+                again.zero_grad()
+                nn.functional.cross_entropy(module(x), y).backward()
+                again.step()
+                optimizer.step()
+                scheduler.step()
+            expected = torch.cat([p.detach().flatten() for p in module.parameters()])
+            assert_same(e.server.theta, expected, 1e-9)
+
+
+def _torch_of(solver: Any, module: nn.Module) -> torch.optim.Optimizer:
+    if isinstance(solver, AdamW):
+        return torch.optim.AdamW(module.parameters(), lr=1.0, weight_decay=solver.weight_decay)
+    return torch.optim.SGD(module.parameters(), lr=1.0, momentum=solver.momentum,
+                           weight_decay=solver.weight_decay)
+
+
+def test_a_warm_up_by_steps_ends_with_the_whole_step():
+    made, steps = Cosine(rounds=10, warmup=2, by="step"), 4
+    length = torch.tensor(1 / steps)
+    found = [float(made.within(torch.tensor(k / steps), length)) for k in range(3 * steps)]
+    assert found[:8] == [(k + 1) / 8 for k in range(8)]
+    assert found[8] == 1.0
+    assert all(a > b for a, b in itertools.pairwise(found[8:]))
+    # with one step a round, both are the same
+    assert [float(made.within(torch.tensor(float(n - 1)), torch.tensor(1.0))) for n in range(1, 12)] == (
+        pytest.approx([made.factor(n) for n in range(1, 12)], rel=1e-5))
+
+
+@pytest.mark.parametrize("method", [
+    FedAvg(SGD(lr=0.2, schedule=Exponential(0.5, by="step"))),
+    Ditto(solver=AdamW(lr=0.05, schedule=Cosine(rounds=3, warmup=1, by="step"))),
+    APFL(adaptive=True, solver=SGD(lr=0.1, schedule=Exponential(0.5, by="step")))],
+    ids=lambda method: method.name)
+def test_backends_agree_by_steps(method):
+    """Clients that run together take different numbers of steps, and each has its own step sizes."""
+    with engine(method, ragged(), "dnn", local={"epochs": 2}) as one, \
+            engine(method, ragged(), "dnn", local={"epochs": 2}, backend="vectorised") as many:
+        one.play(2)
+        many.play(2)
+        assert_same(many.server, one.server, 1e-10)

@@ -91,7 +91,7 @@ class APFL(Algorithm):
             w_theta, of_w = solver.step(w.theta, at_w.theta, Flat(), of_w)
             v_theta, of_v = alone.step(v.theta, alpha * slope, Flat(), of_v)
             if self.adaptive and next(number) == 0:  # a scan begins with the first batch of every client
-                alpha = (alpha - solver.lr * ((v.theta - w.theta) * slope).sum()).clamp(0.0, 1.0)
+                alpha = (alpha - solver.rate * ((v.theta - w.theta) * slope).sum()).clamp(0.0, 1.0)
             return Carry(Model(w_theta, at_w.stats), Own(Model(v_theta, at_m.stats), alpha), (of_w, of_v))
 
         number = itertools.count()

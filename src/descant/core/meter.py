@@ -26,6 +26,7 @@ class Meter:
         self.shortened = self.rows = 0  # of the rows in private gradients, those that were clipped
         self.offered: list[Tensor] = []  # the targets of the batches of the present step
         self._passes = self._noises = 0
+        self.at_step: tuple[int, Tensor] | None = None  # in a scan: its number from 0, and how many there are
 
     def stand_for(self, clients: int, active: Tensor | None) -> None:
         """From now on a call stands for so many clients; `active`: whether this one is among them (None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from descant.core.preprocess import BLOCK
 from descant.core.splits import SPLITS, Division
 
 LARGE = 10.0  # a scaled feature has a smaller mean and deviation
@@ -32,10 +33,15 @@ def unscaled(x: Tensor, rows: np.ndarray, names: Sequence[str] | None) -> list[U
     """The unscaled columns of a real table over these rows, the largest first."""
     if x.dim() != 2 or not x.is_floating_point() or not len(rows):
         return []
-    seen = x[torch.from_numpy(rows)].double()
-    count = (~seen.isnan()).sum(0).clamp(min=1)
-    mean = seen.nan_to_num(0.0).sum(0) / count
-    std = ((seen - mean).square().nan_to_num(0.0).sum(0) / count).sqrt()
+    def total(of: Callable[[Tensor], Tensor]) -> Tensor:  # the table may be larger than the memory
+        found = torch.zeros(x.shape[1], dtype=torch.float64)
+        for start in range(0, len(rows), BLOCK):
+            found += of(x[torch.from_numpy(rows[start : start + BLOCK])].double()).nan_to_num(0.0).sum(0)
+        return found
+
+    count = total(lambda seen: (~seen.isnan()).double()).clamp(min=1)
+    mean = total(lambda seen: seen) / count
+    std = (total(lambda seen: (seen - mean).square()) / count).sqrt()
     size = torch.maximum(mean.abs(), std)
     order = [k for k in size.argsort(descending=True).tolist() if size[k] > LARGE]
     return [Unscaled(_column(k, names), float(mean[k]), float(std[k])) for k in order]
@@ -93,14 +99,13 @@ def _about_sizes(division: Division) -> list[str]:
 def _about_empty_columns(x: Tensor, division: Division, names: Sequence[str] | None) -> list[str]:
     if x.dim() != 2 or not x.is_floating_point():
         return []
-    missing = x.isnan()
-    if not bool(missing.any()):
+    if not any(bool(x[start : start + BLOCK].isnan().any()) for start in range(0, len(x), BLOCK)):
         return []
     empty = []
     for client in range(len(division.train)):
         rows = torch.from_numpy(division.train[client])
         empty += [f"{_column(k, names)} at {division.names[client]!r}"
-                  for k in torch.nonzero(missing[rows].all(0)).flatten().tolist()]
+                  for k in torch.nonzero(x[rows].isnan().all(0)).flatten().tolist()]
     if not empty:
         return []
     return [f"{'a column has' if len(empty) == 1 else f'{len(empty)} columns have'} no value in a client's "

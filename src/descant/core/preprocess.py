@@ -18,6 +18,8 @@ from descant.core.fields import Checked, hyper
 from descant.core.splits import Table
 from descant.errors import UsageError
 
+BLOCK = 1024  # rows that are looked at together
+
 
 class Treatment(NamedTuple):
     """The preprocessing of each client, to be repeated on later rows: NaN is replaced by `fill`, `mean` is
@@ -80,21 +82,26 @@ class Preprocess(Checked):
                 raise UsageError(f"{field} is for real features, and x holds {x.dtype}: leave it out (bytes "
                                  "stand for [0, 1] as they are), or give x as real numbers")
             return
-        bad = ~torch.isfinite(x) if self.impute == "none" else torch.isinf(x)
-        if bool(bad.any()):
-            row, *place = torch.nonzero(bad)[0].tolist()
-            missing = bool(torch.isnan(x[(row, *place)]))
-            remedy = ('set impute = "client" or "constants", or leave the row out' if missing
-                      else "correct it, or leave the row out")
-            column = f", column {', '.join(map(str, place))}" if place else ""
-            raise UsageError(f"x has {'a missing' if missing else 'an infinite'} value in row {row}{column}: "
-                             f"{remedy}")
+        for start in range(0, len(x), BLOCK):  # the samples may be a file that is larger than the memory
+            self._check_rows(x[start : start + BLOCK], start)
         columns = x.shape[1] if x.dim() > 1 else 1
         for name in ("mean", "std", "fill"):
             constants = getattr(self, name)
             if constants is not None and len(constants) not in (1, columns):
                 raise UsageError(f"{name} has {len(constants)} numbers, but x has {columns} columns: "
                                  f"give 1 or {columns}")
+
+    def _check_rows(self, x: Tensor, start: int) -> None:
+        bad = ~torch.isfinite(x) if self.impute == "none" else torch.isinf(x)
+        if not bool(bad.any()):
+            return
+        row, *place = torch.nonzero(bad)[0].tolist()
+        missing = bool(torch.isnan(x[(row, *place)]))
+        remedy = ('set impute = "client" or "constants", or leave the row out' if missing
+                  else "correct it, or leave the row out")
+        column = f", column {', '.join(map(str, place))}" if place else ""
+        raise UsageError(f"x has {'a missing' if missing else 'an infinite'} value in row {start + row}"
+                         f"{column}: {remedy}")
 
     def apply(self, x: Tensor, train: Table, validation: Table, test: Table) -> tuple[Tensor, Treatment]:
         """A preprocessed copy of `x`, and how it was made; rows of no client are not imputed."""

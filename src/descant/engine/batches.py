@@ -125,11 +125,12 @@ class View:
             with gathers():
                 given = [*islice(batches, plan.per_step)]
             if opened is not None:
-                opened.offered = [batch.y for batch in given]
+                opened.offered, opened.at_step = [batch.y for batch in given], (t, self.steps)
             moved = step(carry, *given)
             carry = moved if active is None else _where(active, moved, carry)
         if opened is not None:
             opened.stand_for(plan.clients, None)
+            opened.at_step = None
         return carry
 
     def together(self, work: Callable[..., tuple[Tensor, ...]], *own: Tensor | None, which: int = 0

@@ -27,6 +27,7 @@ from descant.core.task import Batch, Task
 from descant.core.vector import Model
 from descant.priors.prior import Prior
 from descant.priors.quadratic import Flat, Gaussian, Quadratic
+from descant.priors.schedule import is_by_step
 
 Add: TypeAlias = Callable[[Tensor, float, float], None]
 
@@ -241,8 +242,10 @@ def _descent(task: Task, model: Model, solver: Optimizer, prior: Prior, scale: T
 
 def makes_own_steps(solver: InPlace) -> bool:
     """Whether both kinds of steps are the same. A subclass of a solver may have other plain ones; and the
-    norm that is clipped is one of all parameters, while steps are made here on one after the other."""
-    return _origin(solver, "step") is _origin(solver, "step_") and getattr(solver, "clip", None) is None
+    norm that is clipped is one of all parameters, while steps are made here on one after the other; and a
+    step size that changes from step to step is each client's own."""
+    return (_origin(solver, "step") is _origin(solver, "step_") and getattr(solver, "clip", None) is None
+            and not is_by_step(getattr(solver, "schedule", None)))
 
 
 def _origin(solver: InPlace, name: str) -> type:

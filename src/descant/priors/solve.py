@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from descant.priors import fused
 from descant.priors.fused import Add
 from descant.priors.prior import Prior
 from descant.priors.quadratic import Flat, Gaussian, add_pull_, descend_, descended
-from descant.priors.schedule import Schedule
+from descant.priors.schedule import Schedule, factor_now, is_by_step
 
 
 class Optimizer(Protocol):
@@ -51,13 +51,25 @@ class Trained(Checked):
     clip: float | None = hyper(
         None, "largest norm of the gradient of a step's loss, over all parameters that are trained; a longer "
               "one is shortened; absent: any", gt=0)
-    schedule: Schedule | None = hyper(None, "how lr changes from round to round; absent: not at all")
+    schedule: Schedule | None = hyper(
+        None, "how lr changes from round to round, or from step to step; absent: not at all")
+
+    @property
+    def rate(self) -> Any:
+        """The step size of the present step: a number, or a tensor [] where it changes from step to step."""
+        lr: float = self.lr  # type: ignore[attr-defined]
+        return lr * factor_now(self.schedule) if is_by_step(self.schedule) else lr  # type: ignore[arg-type]
 
     def clipped(self, gradient: Tensor) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_ does it, of ONE client's step."""
         if self.clip is None:
             return gradient
         return gradient * torch.clamp(self.clip / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0)
+
+
+def _less(theta: Tensor, direction: Tensor, lr: Any) -> Tensor:
+    """theta - lr * direction; in one pass where lr is a number."""
+    return torch.sub(theta, direction, alpha=lr) if isinstance(lr, float) else theta - lr * direction
 
 
 @dataclass(frozen=True)
@@ -74,12 +86,12 @@ class SGD(Trained):
         return torch.zeros_like(theta) if self.momentum else ()
 
     def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
-        direction = decayed(self.clipped(gradient), theta, self.weight_decay)
+        direction, lr = decayed(self.clipped(gradient), theta, self.weight_decay), self.rate
         if not self.momentum:
-            return torch.sub(descended(prior, theta, self.lr), direction, alpha=self.lr), state
+            return _less(descended(prior, theta, lr), direction, lr), state
         direction = torch.add(direction, state, alpha=self.momentum)
         direction = state = direction if type(prior) is Flat else direction + prior.grad(theta)
-        return torch.sub(theta, direction, alpha=self.lr), state
+        return _less(theta, direction, lr), state
 
     def remembered(self) -> int:
         return 1 if self.momentum else 0
@@ -136,8 +148,8 @@ class Adam(Trained):
         first = torch.lerp(g, state.first, self.beta1)
         second = torch.lerp(g.square(), state.second, self.beta2)
         denominator = (second / (1 - self.beta2**steps)).sqrt() + self.eps
-        kept = theta if self._shrunk == 1 else self._shrunk * theta
-        theta = kept - self.lr * (first / (1 - self.beta1**steps)) / denominator
+        kept = theta if not self._decay else (1 - self.rate * self._decay) * theta
+        theta = kept - self.rate * (first / (1 - self.beta1**steps)) / denominator
         return theta, AdamState(first, second, steps)
 
     @property
@@ -146,9 +158,9 @@ class Adam(Trained):
         return self.weight_decay
 
     @property
-    def _shrunk(self) -> float:
-        """What a step leaves of the parameters besides."""
-        return 1.0
+    def _decay(self) -> float:
+        """The weight decay that is beside it."""
+        return 0.0
 
     def remembered(self) -> int:
         return 3
@@ -157,8 +169,8 @@ class Adam(Trained):
         g, first, second = memory
         add(g, 0.0, 1.0)
         add_pull_(g, prior, theta, self._ridge)
-        if self._shrunk != 1:
-            theta.mul_(self._shrunk)
+        if self._decay:
+            theta.mul_(1 - self.lr * self._decay)
         if _FUSED is not None and theta.is_cpu and all(each.is_contiguous() for each in (theta, *memory)):
             _FUSED([theta], [g], [first], [second], [], [_counted(number)], lr=self.lr,
                    beta1=self.beta1, beta2=self.beta2, weight_decay=0.0, eps=self.eps, amsgrad=False,
@@ -183,8 +195,8 @@ class AdamW(Adam):
         return 0.0
 
     @property
-    def _shrunk(self) -> float:
-        return 1 - self.lr * self.weight_decay
+    def _decay(self) -> float:
+        return self.weight_decay
 
 
 @dataclass(frozen=True)
@@ -204,7 +216,7 @@ class Proximal(Trained):
 
     def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
         direction = decayed(self.clipped(gradient), theta, self.weight_decay)
-        return prior.prox(theta - self.lr * direction, self.lr), state
+        return prior.prox(theta - self.rate * direction, self.rate), state
 
     def remembered(self) -> int:
         return 0
