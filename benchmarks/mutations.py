@@ -354,4 +354,11 @@ MUTATIONS: tuple[Mutation, ...] = (
              ("tests/deploy/test_grpc.py",), "frames without bytes, without an end"),
     Mutation("deploy/certificates.py", "if _revoked_at(directory, name, public).exists():", "if False:",
              ("tests/deploy/test_certificates.py",), "a revoked key comes back"),
+    Mutation("core/privacy/gradients.py", "mechanism.clip / norms.clamp(min=mechanism.clip)",
+             "mechanism.clip / norms.clamp(min=1e-12)", ("tests/core/test_private.py",),
+             "short gradients are made longer"),
+    Mutation("engine/account.py", "noise = noise / math.sqrt(self.queries.most)", "noise = noise / 1",
+             ("tests/experiment/test_privacy.py",), "several looks at a batch count as one"),
+    Mutation("core/meter.py", "self._passes, self._noises = self._passes + 1, 0", "self._noises = 0",
+             ("tests/core/test_private.py",), "two models on the same batches have the same noise"),
 )

@@ -47,6 +47,7 @@ def test_two_federations_with_one_seed_have_other_noise_and_nothing_comes_from_t
     assert not torch.allclose(first, second, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_with_the_stream_in_its_place_it_is_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                                            ) -> None:
     monkeypatch.setattr(protocol, "protected", lambda *given, secret: protected(*given))
@@ -58,6 +59,7 @@ def test_with_the_stream_in_its_place_it_is_the_simulation(tmp_path: Path, monke
         assert run.history[-1]["epsilon"] == simulated.history[-1]["epsilon"]
 
 
+@pytest.mark.slow
 def test_losses_and_figures_stay_with_the_clients(tmp_path: Path) -> None:
     seen = Quiet()
     run = played(private("ditto"), tmp_path, seen)

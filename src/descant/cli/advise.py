@@ -39,7 +39,7 @@ def advise(
     Some clients fit a model of their own. The distances between these models and their uncertainty give the
     heterogeneity of the federation. The theory of one-stage FedProx turns it into the strength lambda of the
     pull to the common model, step sizes and a number of rounds. The recommended settings spend no more
-    gradient steps than the experiment.
+    gradient steps than the experiment. With a [privacy] section, it says what epsilon the sites can hope for.
 
     \b
     Examples:
@@ -54,7 +54,8 @@ def advise(
         from descant.core.permit import ran
         from descant.experiment.advise import ask, recommend, spent
         from descant.experiment.config import Experiment
-        from descant.view.advice import show_advice
+        from descant.experiment.site_privacy import sites
+        from descant.view.advice import show_advice, show_privacy
         from descant.view.progress import counting
 
         experiment = Experiment.parse(read_tables(file, settings, with_algorithm=True), ran(allow or ()))
@@ -64,7 +65,10 @@ def advise(
             found = ask(experiment, clients=clients, steps=steps, ridge=ridge,
                         begin=lambda count: stack.enter_context(counting(console, count, "client")))
         advice = recommend(found, cap=cap, eps=eps, budget=spent(experiment))
+        found_sites = [] if experiment.privacy is None else sites(experiment)
         if as_json:
-            typer.echo(json.dumps(advice.dump(), indent=2))
+            told = {"privacy": [site._asdict() for site in found_sites]} if found_sites else {}
+            typer.echo(json.dumps(advice.dump() | told, indent=2))
         else:
             show_advice(console, advice)
+            show_privacy(console, found_sites)

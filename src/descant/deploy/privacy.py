@@ -28,7 +28,8 @@ def require_agreed(experiment: Experiment) -> None:
         return
     if privacy.noise is None:
         raise UsageError("in a real federation privacy.noise is a part of what is agreed on: give it beside "
-                         "privacy.epsilon; `descant advise` says which noise keeps to a budget")
+                         "privacy.epsilon; a simulation with epsilon alone writes the noise into its "
+                         "config.toml")
     if privacy.unit == "client" and privacy.sampling == "poisson" and train.cohort != "all":
         raise UsageError("privacy.sampling: in a real federation everybody can work out the cohorts from the "
                          'seed, so that they hide nobody: set privacy.sampling = "known", or train.cohort = '

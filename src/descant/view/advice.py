@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.padding import Padding
 
 from descant.experiment.advise import Advice
 from descant.experiment.catalogue import as_toml
+from descant.experiment.site_privacy import Site
 from descant.priors.adaptive import Choice
 from descant.view.tables import table
 
@@ -79,3 +82,14 @@ def options(advice: Advice) -> str:
 
 def _cap(choice: Choice) -> str:
     return f"; capped from {choice.wanted:.4g}" if choice.capped else ""
+
+
+def show_privacy(console: Console, sites: Sequence[Site]) -> None:
+    """What epsilon the sites can hope for by the end of the run, for several noises."""
+    if not sites:
+        return
+    noises = list(sites[0].epsilons)
+    rows = [[site.which, f"{site.rows:,}", *(f"{site.epsilons[noise]:.3g}" for noise in noises)]
+            for site in sites]
+    console.print(table("lr" + "r" * len(noises), ["site", "rows", *(f"noise {noise:g}" for noise in noises)],
+                        rows, title="epsilon by the end of the run, by privacy.noise"))

@@ -8,7 +8,7 @@ all layers, its slopes are scaled, and the sum is the product that a plain gradi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -42,6 +42,14 @@ class PrivateGradients(ChunkGradients):
     def __init__(self, plain: ChunkGradients, mechanism: Mechanism) -> None:
         super().__init__(plain.chain, plain._context, plain._layout, plain._loss)
         self._mechanism = mechanism
+
+    @property
+    def spanning(self) -> None:
+        """Noise is not in the span of a batch."""
+        return None
+
+    def of_chain(self, chain: Chain) -> NoReturn:
+        raise AssertionError("another network's gradients would not be private")
 
     def slopes(self, parameters: list[Tensor], stats: Tensor | None, x: Tensor, y: Tensor,
                weight: Tensor | None, key: Tensor | None, counts: Tensor | None = None, *,
