@@ -24,7 +24,7 @@ from descant.engine.robust import Robust, capped
 from descant.errors import UsageError
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run
-from helpers import on_any_model, quadratics, ragged
+from helpers import on_any_model, quadratics, ragged, unbalanced
 
 FLIP = {"kind": "sign_flip", "scale": 10.0, "share": 0.2}
 
@@ -44,8 +44,9 @@ class Recorded(FedAvg):
 def played(method: Any = "fedavg", clients: int = 10, rounds: int = 1, **more: Any) -> Run:
     chosen: dict[str, Any] = {"backend": "vectorised", "dtype": "float64", "local": {"steps": 3},
                               "batch": 2} | more
-    return descant.run(method, federation=quadratics(clients, rows=8, validation=0.25), model="quadratic",
-                       rounds=rounds, progress=False, **chosen)
+    federation = unbalanced(quadratics(clients, rows=8), [1 + k % 4 for k in range(clients)])
+    return descant.run(method, federation=federation, model="quadratic", rounds=rounds, progress=False,
+                       **chosen)
 
 
 def uploads(**more: Any) -> tuple[Tensor, Round]:
