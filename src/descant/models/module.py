@@ -61,6 +61,9 @@ class ModuleTask(Task):
         kind = CLASSIFICATION if self.classes is not None else REGRESSION if loss == "mse" else ()
         self.metric_names = ("loss", *kind)
         self._module = copied(module)
+        for parameter in self._module.parameters():  # constants, of which all copies then share one
+            if not parameter.requires_grad and parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
         self._why_alone: str | None = None
         self._sample: Batch | None = None  # of several samples, to try things on
         self._prepare(Layout.of(module), SideEffects())
@@ -181,7 +184,7 @@ class ModuleTask(Task):
 
     def module(self, model: Model) -> nn.Module:
         """An ordinary module with this model's parameters, as the user's own code expects it."""
-        return self.layout.load(copied(self._module, self.dtype), model).eval()
+        return self.layout.load(copied(self._module, self.dtype).to(model.theta.device), model).eval()
 
     def row_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         return self._loss(outputs, batch.y)

@@ -56,6 +56,23 @@ def _dropout(sides: int) -> Callable[..., Any]:
     return dropout
 
 
+def _attention(context: Context, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+               dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+               enable_gqa: bool = False) -> Any:
+    """Attention as torch's documentation has it, with a draw of each client's own for what is dropped."""
+    if context.key is None or not 0 < dropout_p <= 1 or enable_gqa:
+        return NotImplemented
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    if attn_mask is not None:
+        is_choice = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if is_choice else scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    return weights * drop_factor(context, weights, dropout_p, 0) @ value
+
+
 Draw = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 
 
@@ -132,6 +149,7 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     F.dropout2d: _dropout(2),
     F.dropout3d: _dropout(3),
     torch.feature_dropout: _dropout(2),
+    F.scaled_dot_product_attention: _attention,
     torch.rand: _made(random.uniform),
     torch.randn: _made(random.normal),
     torch.rand_like: _made_like(random.uniform),

@@ -36,7 +36,7 @@ class Pure:
 
     def __init__(self, module: nn.Module, layout: Layout, dtype: torch.dtype, *, train: bool,
                  effects: SideEffects = SideEffects()) -> None:  # noqa: B008 - a constant
-        self.module = copied(module, dtype).train(train)
+        self.module = copied(module, dtype, shared=True).train(train)
         self.layout = layout
         self.effects = effects
         self.chain = Chain.of(self.module, layout)  # before `rewire` replaces forward passes
@@ -70,7 +70,7 @@ class Pure:
              Calls(context) if self._answers else nullcontext(), \
              _seeded(key) if effects.draws_itself and key is not None else nullcontext(), \
              _forgotten(self.module) if effects.remembers else nullcontext():
-            outputs = functional_call(self.module, given, (x,))
+            outputs = outputs_of(functional_call(self.module, given, (x,)))
             told = context.stats
         if effects.known:
             self._require_constants()
@@ -126,10 +126,18 @@ def is_counter(module: nn.Module, name: str) -> bool:
     return key == "num_batches_tracked" and isinstance(owner, _NormBase) and owner.momentum is not None
 
 
-def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """A copy of a module, in some precision."""
+def outputs_of(found: Any) -> Any:
+    """What a module returns, or the logits in it: models of Hugging Face's transformers return a mapping."""
+    logits = None if isinstance(found, Tensor) else getattr(found, "logits", None)
+    return found if logits is None else logits
+
+
+def copied(module: nn.Module, dtype: torch.dtype | None = None, *, shared: bool = False) -> nn.Module:
+    """A copy of a module, in some precision. With `shared`, frozen parameters that have it already are not
+    copied: a backbone may be large."""
+    frozen = (p for p in module.parameters() if shared and not p.requires_grad and p.dtype == dtype)
     try:
-        made = copy.deepcopy(module)
+        made = copy.deepcopy(module, {id(parameter): parameter for parameter in frozen})
     except Exception as error:
         why = first_line(error).split(". ")[0]
         raise UsageError(f"the model {type(module).__name__} cannot be copied ({why}): keep no "

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from descant.core.kernels.pure import Pure, SideEffects, copied, is_counter
+from descant.core.kernels.pure import Pure, SideEffects, copied, is_counter, outputs_of
 from descant.core.random import GENERATORS, generators_used
 from descant.core.vector import Layout
 from descant.errors import UsageError, first_line
@@ -90,7 +90,7 @@ def _observe(module: nn.Module, dtype: torch.dtype, x: Tensor, *, train: bool) -
     given = x.clone()
     version = given._version
     with generators_used() as drew:
-        outputs = _run(lambda: plain(given), train)
+        outputs = _run(lambda: outputs_of(plain(given)), train)
     changed = [
         name for name, tensor in _tensors(plain).items()
         if name not in before or tensor is not before[name][0] or tensor._version != before[name][1]
@@ -123,7 +123,7 @@ def _require_prediction(module: nn.Module, dtype: torch.dtype, x: Tensor, seen: 
                          "would change by being scored: write it only `if self.training`")
     if seen.drew:
         _refuse_draws(module, dtype, x, seen, train=False)
-    few = _run(lambda: copied(module, dtype).eval()(x[:REAL].clone()), False)
+    few = _run(lambda: outputs_of(copied(module, dtype).eval()(x[:REAL].clone())), False)
     if isinstance(few, Tensor) and isinstance(seen.outputs, Tensor) and not _agree(seen.outputs[:REAL], few):
         raise UsageError(f"{_mixer(module, dtype, x)} mixes the samples of a batch when it predicts, so that "
                          "predictions depend on who else is in the batch: make the outputs of a sample "
@@ -182,7 +182,7 @@ def _require_training_to_be_over(module: nn.Module, dtype: torch.dtype, x: Tenso
             path, _, key = name.rpartition(".")
             owner = trained.module.get_submodule(path)
             getattr(owner, key).copy_(tensor)
-    after = _run(lambda: trained.module.eval()(x.clone()), False)
+    after = _run(lambda: outputs_of(trained.module.eval()(x.clone())), False)
     if not _agree(after, predicted.outputs):
         left = _differences(trained.module, copied(module, dtype).eval())
         where, what = (_owner(module, left[0]), repr(left[0])) if left else (_called("", module), "something")
