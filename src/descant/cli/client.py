@@ -37,6 +37,12 @@ def client(
     expect: Annotated[Path | None, option(
         "--expect", "EXPERIMENT.toml",
         "The agreed experiment: any other is refused, and one of more rounds.")] = None,
+    secure_aggregation: Annotated[bool, typer.Option(
+        "--secure-aggregation", help="Take part only if the server learns no more than sums of uploads: "
+                                     "nothing is uploaded in the clear.")] = False,
+    threshold: Annotated[int | None, option(
+        "--threshold", "N", "With --secure-aggregation: take part only in sums of so many clients or more. "
+                            "Default: 3.", min=3)] = None,
     allow: Allow = None,
     stay: Annotated[bool, typer.Option(
         "--stay", help="Stay connected after the model is saved, until Ctrl-C.")] = False,
@@ -58,17 +64,22 @@ def client(
         from descant.deploy.client import Client
         from descant.deploy.export.client_data import require_source
         from descant.deploy.protocol import load_experiment
+        from descant.deploy.secure.parts import LEAST, Identity
         from descant.deploy.transport.address import Address
         from descant.deploy.transport.choose import Name, make_client
 
         address = Address.parse(server)
         found = _client_keys(keys, insecure, name, address.is_loopback)
         require_source(data)
+        if threshold is not None and not secure_aggregation:
+            raise UsageError("--threshold is for --secure-aggregation: add that, or leave --threshold out")
         expected = None if expect is None else load_experiment(expect, ())
         with _display(console, name, directory or Path(f"descant-{name}"), stay) as (display, place, stop):
             _say_keys(display.say, found)
             display.begin(str(address), data, place)
-            client = Client(name, data, place, display, allow=allow or (), expected=expected)
+            client = Client(name, data, place, display, allow=allow or (), expected=expected,
+                            identity=found and Identity(found.private, found.certificate, found.ca),
+                            secure=(threshold or LEAST) if secure_aggregation else None)
             make_client(Name(transport), address, found, place).serve(client.reply, display, stop)
         if display.code:
             raise typer.Exit(display.code)  # the display has shown why

@@ -68,6 +68,12 @@ def server(
                             "claims. Default: 0.5; 1: no limit.")] = None,
     max_norm: Annotated[float | None, option(
         "--max-norm", "X", "Reject updates with a larger norm. Default: no limit.")] = None,
+    secure_aggregation: Annotated[bool, typer.Option(
+        "--secure-aggregation", help="Learn only sums of uploads, of methods that need no more. Every client "
+                                     "must have its certificate (NAME.pem).")] = False,
+    threshold: Annotated[int | None, option(
+        "--threshold", "N", "With --secure-aggregation: the fewest uploads in a sum; more than half of a "
+                            "round's clients, and at least 3. Default: two thirds and one.", min=1)] = None,
     stay: Annotated[bool, typer.Option(
         "--stay", help="After the training, serve late clients and newcomers until Ctrl-C.")] = False,
     no_alone: Annotated[bool, typer.Option(
@@ -92,7 +98,7 @@ def server(
         from descant.deploy.transport.choose import Name, open_server
 
         rules = _rules(clients, deadline=deadline, at_least=at_least, clip=clip, max_share=max_share,
-                       max_norm=max_norm)
+                       max_norm=max_norm, secure=secure_aggregation, threshold=threshold)
         experiment = load_experiment(file, settings or (), allow or ())
         if out.exists() and not out.is_dir():
             raise UsageError(f"--out {out} is a file: name a directory")
@@ -101,7 +107,8 @@ def server(
         with (_display(console, clients, out if stay else None) as display,
               open_server(Name(transport), listen, port, found, out / "superlink.log") as link):
             _say_address(display.say, listen, link.port, found)
-            run_server(experiment, link, out, clients, rules, display, alone=not no_alone, stay=stay)
+            run_server(experiment, link, out, clients, rules, display, alone=not no_alone, stay=stay,
+                       authority=None if found is None else found.ca)
         if missing := _show_outcome(console, out):
             raise DescantError(f"no model yet for {', '.join(missing)}: start the server again when "
                                f"{'it is' if len(missing) == 1 else 'they are'} connected, or with --stay")
@@ -135,6 +142,8 @@ def _rules(clients: int, **given: Any) -> Rules:
         raise UsageError(f"--clip must be at least 1, or 0 to shorten nothing, not {clip:g}")
     if (at_least := given["at_least"]) is not None and at_least > clients:
         raise UsageError(f"--at-least {at_least} is more than --clients {clients}: no round would count")
+    if given["threshold"] is not None and not given["secure"]:
+        raise UsageError("--threshold is for --secure-aggregation: add that, or leave --threshold out")
     chosen: dict[str, Any] = {name: value or None for name, value in given.items() if value is not None}
     rules = Rules(**chosen)
     if rules.at_least > clients:

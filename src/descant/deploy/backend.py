@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from descant.core.algorithm import Message
 from descant.core.fields import Checked, hyper
@@ -20,7 +21,9 @@ from descant.core.splits import SplitName
 from descant.core.tree import Tree, stack, take
 from descant.deploy.client_manager import ClientManager, raise_failure
 from descant.deploy.messages import PackedTensor, WireMessage
-from descant.deploy.protocol import RemoteExperiment, Shapes
+from descant.deploy.protocol import TRAINING, RemoteExperiment, Shapes
+from descant.deploy.secure_rounds import LostRound, SecureRounds
+from descant.deploy.summand import Summand
 from descant.deploy.transport import NoReply, Rejected
 from descant.engine.adding import Adding, added_up
 from descant.engine.backends.base import Backend
@@ -34,7 +37,6 @@ from descant.experiment.run import Run
 
 PAUSE = 0.5  # seconds between looks for missing clients
 MAX_STEPS = 10**9  # gradient steps that a client can claim
-TRAINING: tuple[Job, ...] = ("local", "opening")
 HELD_OUT: tuple[SplitName, ...] = ("validation", "test")
 NOT_FINITE = "is not finite"
 
@@ -51,6 +53,8 @@ class Rules(Checked):
     clip: float | None = hyper(3.0, "updates are shortened to so many times the median of the round", ge=1)
     max_share: float = hyper(0.5, "the largest share of one client in an average, whatever it claims", gt=0,
                              le=1)
+    secure: bool = hyper(False, "secure aggregation: the server learns sums of uploads only")
+    threshold: int | None = hyper(None, "the fewest uploads in such a sum; default: two thirds and one", ge=1)
 
 
 class Observer(Protocol):
@@ -81,7 +85,7 @@ class Replies:
 
 class RemoteBackend(Backend):
     def __init__(self, run: Run, remote: RemoteExperiment, shapes: Shapes, clients: ClientManager,
-                 rules: Rules, observer: Observer) -> None:
+                 rules: Rules, observer: Observer, authority: bytes | None = None) -> None:
         super().__init__(run.work, 1)
         run.work.templates.update(shapes.results)
         self._run = run
@@ -91,6 +95,7 @@ class RemoteBackend(Backend):
         self._rules = rules
         self._observer = observer
         self._origins = Origins(run.work, shapes.state)
+        self._secure = SecureRounds(remote, clients, authority, rules.deadline, observer)
         self._began = False
 
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
@@ -100,6 +105,8 @@ class RemoteBackend(Backend):
         position = {int(client): k for k, client in enumerate(clients)}
         requests = {client: self._request(job, client, number, store, shared, take(message.each, k))
                     for client, k in position.items()}
+        if job in TRAINING and self._remote.secure is not None:
+            return self._run_secure(job, number, requests, position)
         found = Replies(job, number, {client: Message(message.shared, take(message.each, k))
                                       for client, k in position.items()})
         # clients beyond the cohort train too where all participate; their uploads are not aggregated
@@ -125,6 +132,25 @@ class RemoteBackend(Backend):
                           failed, sum(steps for _, steps in values), self._note(found))
         # here and not as they arrive: how much they are shortened follows from the lengths of all
         return outcome if adding is None else added_up(self.work, outcome, clients, number, message, adding)
+
+    def _run_secure(self, job: Job, number: int, requests: Mapping[int, WireMessage],
+                    position: Mapping[int, int]) -> Outcome:
+        """As `run`, where the server learns the sum of the uploads alone."""
+        method = self.work.at(number).algorithm
+        summand = Summand(method, self._shapes, job)
+        sizes = self.work.round_of(np.arange(self.work.federation.population), number).sizes.double()
+        self._wait(list(requests))
+        try:
+            found, failed = self._secure.summed(job, number, requests, float(sizes.max()), summand.length,
+                                                lambda clients, least: self._wait(clients, least))
+        except LostRound as error:
+            return Outcome(np.zeros(0, np.int64), (), {}, 0, str(error), lost=True)
+        counts = method.counts(torch.cat([sizes[found.clients], sizes.max()[None]]))
+        loss = torch.full((len(found.clients),), summand.loss(found.vector), dtype=self.work.task.dtype)
+        return Outcome(np.array([position[client] for client in found.clients], np.int64),
+                       LocalResult((), (), loss), {position[client]: why for client, why in failed.items()},
+                       found.steps, total=summand.total(found.vector, counts[:-1] / counts[-1]),
+                       uploaded=found.vector.nbytes)
 
     def _too_few(self, found: Replies, asked: int, least: int) -> DescantError:
         name, reason = next((self._clients.names[client], why) for client, why in found.failed.items())

@@ -27,28 +27,30 @@ from descant.deploy.export.client_data import ClientData, read_client_data
 from descant.deploy.export.layers import described
 from descant.deploy.export.manifest import TENSORS, Manifest, save_model
 from descant.deploy.export.personalize import figures_of, learned_alone
+from descant.deploy.masking import PHASES, Masking
 from descant.deploy.messages import WireMessage
 from descant.deploy.privacy import OwnAccount, Spent, tells_nothing, without_loss
 from descant.deploy.protocol import (
     MAX_CLIENTS,
     PROTOCOL,
+    TRAINING,
     RemoteExperiment,
     Shapes,
     received_experiment,
     tables_of,
 )
+from descant.deploy.refusals import Mismatch, NotJoined, Refusal
+from descant.deploy.secure.parts import Identity
 from descant.deploy.transport import Payload, Rejected
 from descant.engine.personal import job_for
 from descant.engine.store import ASKED
 from descant.engine.work import Job, LocalResult, Work
-from descant.errors import DescantError, UsageError
 from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
 from descant.models.module import ModuleTask
 
-JOINING = ("session", "experiment", "kind", "clients", "names", "client", "unseen")
+JOINING = ("session", "experiment", "kind", "clients", "names", "client", "unseen", "secure")
 REPEATS = 20  # of one request: a client or a server that was killed needs some
-TRAINING: tuple[Job, ...] = ("local", "opening")
 JOBS: tuple[Job, ...] = (*TRAINING, "score", "score_newcomer")
 
 
@@ -87,10 +89,12 @@ class Membership(NamedTuple):
 
 
 class Client:
-    """`data` names its file, or a client of a known dataset."""
+    """`data` names its file, or a client of a known dataset. `secure`: it takes part only with secure
+    aggregation, of so many clients at least."""
 
     def __init__(self, name: str, data: str, directory: Path, observer: Observer, *,
-                 allow: Allowed = (), expected: Experiment | None = None) -> None:
+                 allow: Allowed = (), expected: Experiment | None = None, identity: Identity | None = None,
+                 secure: int | None = None) -> None:
         self.name = name
         self._source = data
         self._directory = ClientDirectory(directory)
@@ -99,6 +103,7 @@ class Client:
         self._expected = None if expected is None else tables_of(expected)
         self._data: tuple[str, ClientData] | None = None  # read for this [data] section
         self._membership: Membership | None = None
+        self._masking = Masking(identity, secure)
 
     def reply(self, payload: Payload) -> Payload:
         """For a transport."""
@@ -116,15 +121,17 @@ class Client:
         try:
             with one_thread():
                 handlers = {"hello": self._hello, "refuse": self._refuse, "join": self._join,
-                            "work": self._work, "finish": self._finish}
+                            "work": self._work, "finish": self._finish, "secure": self._secure}
                 if what not in handlers:
                     raise Rejected(f"request {what!r:.40} is unknown to descant {__version__}")
                 found = handlers[what](request)
                 found = found._replace(facts=echo | found.facts)
         except Exception as error:
             self._observer.failed(str(what), error)
-            reason = str(error) if isinstance(error, NotJoined | Mismatch | Spent) else type(error).__name__
-            found = WireMessage(echo | {"failed": reason, "ready": not isinstance(error, NotJoined)})
+            told = isinstance(error, NotJoined | Mismatch | Spent)
+            reason = str(error) if told else type(error).__name__
+            facts = error.facts if isinstance(error, Mismatch) else {}
+            found = WireMessage(echo | facts | {"failed": reason, "ready": not isinstance(error, NotJoined)})
         number = request.facts.get("number")
         shapes = {name: packed.shape for name, packed in found.tensors.items()}
         self._observer.answered(str(what), number if isinstance(number, int) else 0, found.facts, shapes,
@@ -172,7 +179,7 @@ class Client:
         if not (1 <= clients <= MAX_CLIENTS and 0 <= unseen <= 1):  # before anything is made for each of them
             raise Rejected(f"a federation of {clients} clients, {unseen} of them new, is none")
         remote = RemoteExperiment(experiment, SampleFormat.parse(facts["kind"]), clients,
-                                  join.fact("names", str), unseen)
+                                  join.fact("names", str), unseen, self._masking.agreed(facts.get("secure")))
         if not 0 <= client < remote.clients:
             raise Rejected(f"client {client} is not one of {remote.clients}")
         if remote.session != join.fact("session", str):
@@ -213,6 +220,8 @@ class Client:
             joined.account.require(joined.ledger.total(TRAINING))
         self._observer.working(job, number)
         state = joined.states.read(counted, joined.shapes.state)
+        secret = job in TRAINING and joined.remote.secure is not None
+        one = self._masking.prepare(joined, request) if secret else None
         value, steps = self._done(joined, job, number, request, state)
         facts = {"job": job, "number": number, "steps": steps}
         if not isinstance(value, LocalResult):
@@ -220,7 +229,18 @@ class Client:
         value = without_loss(value) if silent else value
         kept = request.fact("kept", list)
         joined.states.write(ASKED if job == "opening" else number, value.state, {counted, *kept})
-        return WireMessage.of(facts, value=value._replace(state=()))
+        if one is None:
+            return WireMessage.of(facts, value=value._replace(state=()))
+        masked = self._masking.masked(joined, one, self._message(joined, job, request), value)
+        return masked._replace(facts=facts)
+
+    def _secure(self, request: WireMessage) -> WireMessage:
+        """A phase of secure aggregation other than the work itself."""
+        joined, phase = self._joined(request), request.fact("phase", str)
+        if phase not in PHASES or joined.remote.secure is None:
+            raise Rejected(f"phase {phase!r:.40} is unknown")
+        self._count(joined, phase, request.fact("number", int))
+        return self._masking.reply(joined, request)
 
     def _count(self, joined: Membership, what: str, number: int) -> None:
         """Enter a request in the ledger, before anything is done for it."""
@@ -236,13 +256,16 @@ class Client:
 
     def _done(self, joined: Membership, job: Job, number: int, request: WireMessage, state: Tree
               ) -> tuple[Any, int]:
+        message = self._message(joined, job, request)
+        return joined.work.execute_one(job, joined.client, number,
+                                       Message(message.shared, _row(message.each)), _row(state))
+
+    def _message(self, joined: Membership, job: Job, request: WireMessage) -> Message:
+        """What this client was sent."""
         makes_model = job in ("personalize", "adapt")  # from the message of a score job
         form: Message = joined.shapes.messages[job_for(job == "adapt", score=True) if makes_model else job]
         message = Message(request.tree("shared", form.shared), request.tree("each", form.each))
-        if makes_model:
-            message = message._replace(shared=message.shared.message)
-        return joined.work.execute_one(job, joined.client, number,
-                                       Message(message.shared, _row(message.each)), _row(state))
+        return message._replace(shared=message.shared.message) if makes_model else message
 
     # -- afterwards ------------------------------------------------------------------------------
 
@@ -275,18 +298,6 @@ class Client:
         about = dataclasses.replace(about, layers=None if module is None else described(module))
         save_model(self._directory.directory, tensors, about, private=True)
         return self._directory.directory / TENSORS
-
-
-class NotJoined(DescantError):
-    """This client must join first."""
-
-
-class Refusal(UsageError):
-    """The server does not take this client."""
-
-
-class Mismatch(UsageError):
-    """Server and client do not fit; both may see the reason."""
 
 
 def _rounds(known: dict[str, Any]) -> int:

@@ -78,6 +78,10 @@ class Ledger:
             raise DescantError(f"{path} is damaged ({error}): restore it from a backup, or remove it if you "
                                "trust the server") from None
 
+    def times(self, what: str, number: int) -> int:
+        """How many requests there were."""
+        return self._times.get(f"{what} {number}", 0)
+
     def enter(self, what: str, number: int) -> int:
         """Count a request; returns how many there were, with this one."""
         key = f"{what} {number}"

@@ -163,7 +163,8 @@ class ClientManager:
     def _joining(self, remote: RemoteExperiment, client: int) -> WireMessage:
         return WireMessage({"what": "join", "session": remote.session, "experiment": self._tables,
                             "kind": remote.kind.dump(), "clients": remote.clients, "names": remote.names,
-                            "client": client, "unseen": remote.unseen})
+                            "client": client, "unseen": remote.unseen,
+                            "secure": None if remote.secure is None else list(remote.secure)})
 
     def _joined(self, name: str, reply: WireMessage) -> ClientInfo | NoReply:
         """What a client says about its rows when it joins."""

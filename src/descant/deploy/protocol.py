@@ -32,6 +32,7 @@ from descant.data import DATASETS
 from descant.data.folder import OnNodes
 from descant.data.spec import anchored
 from descant.deploy.privacy import require_agreed
+from descant.deploy.secure.agreement import Agreement
 from descant.engine.backends.choose import templates
 from descant.engine.backends.processes import Templates
 from descant.engine.backends.shard import Shard
@@ -46,6 +47,7 @@ from descant.experiment.config import Experiment, differences, override, read_to
 from descant.experiment.run import Run, Setup
 
 PROTOCOL = 1
+TRAINING: tuple[Job, ...] = ("local", "opening")  # jobs with an upload
 MAX_CLIENTS = 10**5  # of a federation
 MAX_ROWS = 10**8  # of a client
 BLOCK = 2**20  # bytes that are hashed at once
@@ -185,6 +187,7 @@ class RemoteExperiment:
     clients: int
     names: str  # a hash: clients do not learn each other's names
     unseen: int = 0  # the last of the clients never train: newcomers
+    secure: Agreement | None = None  # on secure aggregation
 
     @cached_property
     def session(self) -> str:
@@ -192,6 +195,8 @@ class RemoteExperiment:
         tables = tables_of(self.experiment)
         tables["train"].pop("rounds")
         facts = [PROTOCOL, tables, self.kind.dump(), self.clients, self.names, self.unseen]
+        if self.secure is not None:
+            facts.append(self.secure)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -24,17 +24,21 @@ from descant.core.sample import SampleFormat
 from descant.core.tree import nbytes, take
 from descant.deploy import backend
 from descant.deploy.backend import RemoteBackend, Rules
-from descant.deploy.client_manager import ClientManager, ConnectedClient, raise_failure
+from descant.deploy.client_manager import NO_KIND, ClientManager, ConnectedClient, raise_failure
 from descant.deploy.messages import WireMessage
 from descant.deploy.privacy import require_agreed
 from descant.deploy.protocol import (
+    TRAINING,
     ClientInfo,
     RemoteExperiment,
+    Shapes,
     hash_names,
     read_clients,
     tables_of,
     write_clients,
 )
+from descant.deploy.secure_rounds import agreed, notes
+from descant.deploy.summand import Summand
 from descant.deploy.transport import NoReply, Rejected, ServerTransport
 from descant.engine.personal import message_for
 from descant.engine.rounds import Training
@@ -49,6 +53,7 @@ from descant.models import ModelSpec
 
 MANY = 1000  # clients
 PAUSE = 0.5  # seconds between looks for clients
+SHARES = 1024  # bytes of what a client deals to another in secure aggregation
 
 
 class Observer(backend.Observer, observe.Observer, Protocol):
@@ -69,9 +74,11 @@ class Observer(backend.Observer, observe.Observer, Protocol):
 
 
 def run_server(experiment: Experiment, transport: ServerTransport, out: Path, clients: int, rules: Rules,
-               observer: Observer, *, alone: bool = True, stay: bool = False) -> Run:
+               observer: Observer, *, alone: bool = True, stay: bool = False, authority: bytes | None = None
+               ) -> Run:
     """Run a federation of so many clients, or continue the one in `out`. `alone`: the clients also learn what
-    local training alone gives. `stay`: newcomers are served until this is stopped."""
+    local training alone gives. `stay`: newcomers are served until this is stopped. `authority`: the
+    certificate by which clients know each other's keys, for secure aggregation (PEM)."""
     if rules.at_least > clients:
         raise UsageError(f"at least {rules.at_least} clients must reply in every round, but there are "
                          f"{clients}: lower it")
@@ -79,11 +86,13 @@ def run_server(experiment: Experiment, transport: ServerTransport, out: Path, cl
         raise UsageError("[attack] simulates attackers with `descant run`; a real federation has none of its "
                          "own: take the section out")
     require_agreed(experiment)
+    agreement = agreed(experiment, clients, rules) if rules.secure else None
     _require_enough(experiment, clients)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         manager = ClientManager(transport, tables_of(experiment), observer.refused)
-        remote = _gather(experiment, manager, out / "federation.json", clients, observer)
+        remote = _gather(RemoteExperiment(experiment, NO_KIND, clients, "", secure=agreement), manager,
+                         out / "federation.json", observer)
         task = remote.task()
         _, _, infos = read_clients(out / "federation.json")
         shapes = remote.shapes(task)
@@ -91,11 +100,13 @@ def run_server(experiment: Experiment, transport: ServerTransport, out: Path, cl
         if (out / "run" / "config.toml").exists() and layout.rounds(out / "run") < remote.train.rounds:
             (out / "clients.json").unlink(missing_ok=True)  # more rounds, other models
         setup = dataclasses.replace(remote.setup(task, remote.federation(infos)), most=rules.max_share)
-        transport.expect(max(nbytes(result._replace(state=()) if isinstance(result, LocalResult) else result)
-                             for result in shapes.results.values()))
+        transport.expect(_largest_reply(remote, shapes))
         _tell_bounded(infos, rules.max_share, observer)
+        for note in () if agreement is None else notes(agreement):
+            observer.noted(note)
         run = runs.lead(setup, out / "run",
-                        lambda run: RemoteBackend(run, remote, shapes, manager, rules, observer), observer)
+                        lambda run: RemoteBackend(run, remote, shapes, manager, rules, observer, authority),
+                        observer)
         delivery = ModelDelivery(run, remote, manager, rules, observer, out / "clients.json", alone)
         delivery.deliver()
         while stay:
@@ -123,23 +134,35 @@ def _require_enough(experiment: Experiment, clients: int) -> None:
         raise
 
 
-def _gather(experiment: Experiment, manager: ClientManager, path: Path, clients: int, observer: Observer
+def _largest_reply(remote: RemoteExperiment, shapes: Shapes) -> int:
+    """In bytes of tensors; words of masked vectors have eight, and shares are for every client."""
+    plain = max(nbytes(result._replace(state=()) if isinstance(result, LocalResult) else result)
+                for result in shapes.results.values())
+    if remote.secure is None:
+        return plain
+    method = remote.experiment.algorithm
+    words = max(Summand(method, shapes, job).length for job in TRAINING if job in shapes.results)
+    return max(plain, 8 * words, SHARES * remote.clients)
+
+
+def _gather(wanted: RemoteExperiment, manager: ClientManager, path: Path, observer: Observer
             ) -> RemoteExperiment:
     """Wait for the clients and let them join, or read who they are."""
+    clients = wanted.clients
     if path.exists():
         session, kind, infos = read_clients(path)
         names = tuple(info.name for info in infos)
-        remote = RemoteExperiment(experiment, kind, len(names), hash_names(names))
+        remote = dataclasses.replace(wanted, kind=kind, clients=len(names), names=hash_names(names))
         if len(infos) != clients:
             raise UsageError(f"{path.parent} holds a federation of {len(infos)} clients, not {clients}: "
                              f"start it with --clients {len(infos)}, or choose another --out")
         if remote.session != session:
             raise UsageError(f"{path.parent} holds a federation of another experiment: restore that one, or "
-                             "choose another --out")
+                             "choose another --out; secure aggregation and its threshold are a part of it")
         manager.begin(remote, names, infos)
         return remote
     while True:
-        remote = _formed(experiment, manager, clients, observer)
+        remote = _formed(wanted, manager, observer)
         remote.shapes(remote.task())  # whatever the server can know does not fit is said before anybody joins
         if (joined := manager.join_all()) is not None:
             remote.federation(joined)  # before it is written down
@@ -147,11 +170,11 @@ def _gather(experiment: Experiment, manager: ClientManager, path: Path, clients:
             return remote
 
 
-def _formed(experiment: Experiment, manager: ClientManager, clients: int, observer: Observer
-            ) -> RemoteExperiment:
+def _formed(wanted: RemoteExperiment, manager: ClientManager, observer: Observer) -> RemoteExperiment:
     """Wait until so many clients are connected whose samples fit together. Those that do not fit most of the
     others are refused: whoever comes first need not be right."""
     manager.reset()
+    clients = wanted.clients
     while len(group := _largest_group(found := manager.connected())) < clients:
         others = {name for name in found if name not in group}
         if len(group) > len(others) > 0 and len(group) > 1:
@@ -162,10 +185,10 @@ def _formed(experiment: Experiment, manager: ClientManager, clients: int, observ
         observer.waiting(len(found), clients, sorted(found))
         time.sleep(PAUSE)
     names = tuple(group[:clients])
-    schema = experiment.data.schema
+    schema = wanted.experiment.data.schema
     classes = None if schema is None or schema.classes is None else len(schema.classes)
     kind = SampleFormat.common([found[name].kind for name in names], classes)
-    remote = RemoteExperiment(experiment, kind, clients, hash_names(names))
+    remote = dataclasses.replace(wanted, kind=kind, names=hash_names(names))
     manager.begin(remote, names, [])
     return remote
 
@@ -232,8 +255,7 @@ class ModelDelivery:
     def _serve_newcomer(self, address: int, newcomer: ConnectedClient) -> None:
         """A newcomer's number comes after all others."""
         names, population = (*self._manager.names, newcomer.name), self._remote.clients
-        remote = RemoteExperiment(self._remote.experiment, self._remote.kind, len(names), hash_names(names),
-                                  unseen=1)
+        remote = dataclasses.replace(self._remote, clients=len(names), names=hash_names(names), unseen=1)
         found = self._manager.join(address, remote, population, newcomer.name)
         if isinstance(found, NoReply):
             self._record(newcomer, found)

@@ -26,6 +26,7 @@ class Outcome(NamedTuple):
     total: Total | None = None  # of the uploads, where these were added up: the values have none
     wrong: tuple[tuple[int, str], ...] = ()  # positions of results that are not in it, with the reasons
     uploaded: int = 0  # bytes of one upload that is
+    lost: bool = False  # whether the round comes to nothing, as `note` says
 
 
 def gather(arriving: Iterable[tuple[int, Outcome]]) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -231,6 +232,9 @@ class Training:
     def _close(self, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome,
                bound: Bound | None) -> RoundReport:
         """Check what came back, aggregate, and stage the clients' new states."""
+        if outcome.lost:
+            down = _bytes_down(message, len(trained))
+            return RoundReport(self.number, len(trained), {}, 0, down, 0, math.nan, {}, outcome.note)
         done, result, failed = outcome.done, outcome.values, outcome.failed
         if self._attackers is not None and len(done):
             result = result._replace(upload=self._attackers.sent(

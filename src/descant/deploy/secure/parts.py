@@ -22,12 +22,16 @@ class TooFew(DescantError):
 
 
 class Attempt(NamedTuple):
-    """An attempt at the sum of a round. A round that is repeated has another token."""
+    """An attempt at the sum of a round. A round that is repeated has another token.
+
+    Everything that is signed, sealed or masked depends on all of this, so that there is no sum of clients
+    that were told different terms."""
 
     session: str
     job: str
     number: int
     token: str
+    terms: str = ""  # what else is the same for all, such as a digest of the model that they are sent
 
     @property
     def text(self) -> bytes:
@@ -62,7 +66,7 @@ class Identity(NamedTuple):
     """The key by which a client is known to the others, and the authority (PEM) that they trust."""
 
     key: PrivateKey
-    certificate: bytes
+    certificate: bytes  # empty if it has none: then the others do not take it, nor does it believe them
     authority: bytes
 
 
