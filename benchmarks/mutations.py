@@ -361,4 +361,15 @@ MUTATIONS: tuple[Mutation, ...] = (
              ("tests/experiment/test_privacy.py",), "several looks at a batch count as one"),
     Mutation("core/meter.py", "self._passes, self._noises = self._passes + 1, 0", "self._noises = 0",
              ("tests/core/test_private.py",), "two models on the same batches have the same noise"),
+    # -- sums ------------------------------------------------------------------------------------------
+    Mutation("core/sums.py", "pieces[down:] += low.pieces[: GRIDS - down]", "pieces[down:] += low.pieces[down:]",
+             ("tests/core/test_sums.py",), "pieces are added on another grid"),
+    Mutation("core/sums.py", "return max(LOWEST, -(-(exponent + 1) // WIDTH) - 1)",
+             "return max(LOWEST, -(-exponent // WIDTH) - 1)", ("tests/core/test_sums.py",),
+             "a number may have a piece on the grid above"),
+    Mutation("engine/adding.py", "scale = torch.clamp(bound.norm / norms, max=1.0)", "scale = bound.norm / norms",
+             ("tests/engine/test_private_clients.py",), "short contributions are lengthened"),
+    Mutation("engine/adding.py", "taken = [k for k, at in enumerate(done) if k not in wrong and adding.counted[at]]",
+             "taken = [k for k, at in enumerate(done) if k not in wrong]", ("tests/engine/test_adding.py",),
+             "who trains beside the cohort is added up too"),
 )

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from descant.core import fields
+from descant.core.algorithm import Algorithm
 from descant.core.import_object import is_place
 from descant.errors import UsageError, unknown
 from descant.experiment import methods
@@ -73,6 +74,8 @@ def show(console: Console, entry: dict[str, Any]) -> None:
             choice = "" if option["name"] is None else f' = {{ name = "{option["name"]}" }}'
             console.print(f"\n{section}.{field['name']}{choice}: {option['summary']}")
             _print_fields(console, option["fields"])
+    if "server" in entry:
+        console.print(f"\nas it is, its server {entry['server']} (docs/privacy.md)")
     if "citation" in entry:
         console.print(f"\n{entry['citation']}")
 
@@ -82,7 +85,7 @@ def _entry(kind: str, cls: Any) -> dict[str, Any]:
     presets = {name: {key: fields.dump(value) for key, value in values.items()}
                for name, values in getattr(cls, "presets", {}).items()}
     return {"kind": kind, "name": cls.name, "summary": summary, "description": description,
-            "fields": _fields(cls)} | ({"presets": presets} if presets else {}) | _citation(cls)
+            "fields": _fields(cls), **({"presets": presets} if presets else {}), **_server(cls), **_citation(cls)}
 
 
 def _fields(cls: type) -> list[dict[str, Any]]:
@@ -105,6 +108,14 @@ def _documentation(cls: type) -> tuple[str, str]:
     """The first line of a docstring, and the rest."""
     first, _, rest = (inspect.getdoc(cls) or "").partition("\n")
     return first, rest.strip("\n")
+
+
+def _server(cls: Any) -> dict[str, str]:
+    """What the server of a method needs to see, with its usual settings."""
+    if not issubclass(cls, Algorithm):
+        return {}
+    needs = "sees the uploads one by one" if cls().needs_rows else "needs a mean of the uploads alone"
+    return {"server": needs}
 
 
 def _citation(cls: Any) -> dict[str, str]:
