@@ -13,7 +13,7 @@ from descant.core import parts
 from descant.core.algorithm import ClientData, Message, Round, Weights
 from descant.core.fields import hyper
 from descant.core.task import Task
-from descant.core.tree import Tree, take, where
+from descant.core.tree import Tree, where
 from descant.core.vector import Model
 from descant.errors import UsageError
 from descant.priors.belief import Belief, PriorMethod, Received, Upload
@@ -156,18 +156,8 @@ class FedMAP(PriorMethod):
         mean_loss = data.mean(lambda batch: task.loss(theta, batch))
         return -data.size * mean_loss - received.prior.energy(theta.theta)
 
-    @property
-    def needs_rows(self) -> bool:
-        return super().needs_rows or self.init == "client"
-
     def contribution(self, message: Message, upload: Upload) -> Tree:
         return self.belief.contribution(Message(message.shared.prior, message.each), upload)
-
-    def aggregate(self, server: Tree, uploads: Upload, round: Round) -> tuple[Tree, dict[str, Any]]:
-        if self.init == "client" and round.number == 1:
-            j = int(round.generator("initial client").integers(len(round.cohort)))
-            return self.belief.init(take(uploads.model, j), round), {"initial client": int(round.cohort[j])}
-        return self.belief.update(server, uploads, round)
 
     def personalize(self, task: Task, message: Message, state: State, data: ClientData) -> Model:
         return state.theta

@@ -146,10 +146,8 @@ class pFedGT(Algorithm):
         return Upload(found.c - state.c, dw, stats, found.eps, found.gamma)
 
     def contribution(self, message: Message, upload: Upload) -> Upload:
-        if not isinstance(self.gamma, ByValidation):
-            return upload
-        gap = upload.gamma - torch.tensor(self.gamma.candidates, dtype=upload.gamma.dtype)
-        return upload._replace(gamma=(gap.abs() < 1e-6).to(gap.dtype))  # which of them it is
+        by = self.gamma if isinstance(self.gamma, ByValidation) else None
+        return upload if by is None else upload._replace(gamma=by.marks(upload.gamma))
 
     def absorb(self, server: Server, mean: Upload, round: Round) -> tuple[Server, dict[str, Any]]:
         if self.opens() and round.number == 1:
@@ -157,11 +155,8 @@ class pFedGT(Algorithm):
         c, theta = Tracked(self.lam)(server.c, mean.dc, round), server.theta
         if self.server_model:
             theta = Model(theta.theta + self.eta_s * mean.dw, mean.stats)
-        report = {"eps": mean.eps} if self.messages == "full" else {}
-        if isinstance(self.gamma, ByValidation):
-            chosen = (mean.gamma.double() * len(round.cohort)).round().int().tolist()
-            report["gamma"] = {f"{g:g}": n for g, n in zip(self.gamma.candidates, chosen, strict=True)}
-        return Server(theta, c, server.m), report
+        told = self.gamma.told(mean.gamma, round) if isinstance(self.gamma, ByValidation) else {}
+        return Server(theta, c, server.m), told | ({"eps": mean.eps} if self.messages == "full" else {})
 
     def personalize(self, task: Task, message: Message, state: State, data: ClientData) -> Model:
         return state.w
@@ -200,6 +195,6 @@ class pFedGT(Algorithm):
             theta, memory = self.solver.step(w.theta, gradient.theta, ahead, memory)
             return Model(theta, gradient.stats), gradient.theta - self.mu * w.theta, memory
 
-        running = sent.c if self.c_start == "c" else c_i
-        w, running, _ = data.scan(step, (start, running, self.solver.init(start.theta)))
+        begun = (start, sent.c if self.c_start == "c" else c_i, self.solver.init(start.theta))
+        w, running, _ = data.scan(step, begun)
         return Response(w, running, ())

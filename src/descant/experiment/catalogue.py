@@ -85,7 +85,8 @@ def _entry(kind: str, cls: Any) -> dict[str, Any]:
     presets = {name: {key: fields.dump(value) for key, value in values.items()}
                for name, values in getattr(cls, "presets", {}).items()}
     return {"kind": kind, "name": cls.name, "summary": summary, "description": description,
-            "fields": _fields(cls), **({"presets": presets} if presets else {}), **_server(cls), **_citation(cls)}
+            "fields": _fields(cls)} | ({"presets": presets} if presets else {}) | (
+                _server(cls) | _citation(cls))
 
 
 def _fields(cls: type) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from descant.core.algorithm import (
 )
 from descant.core.parts import Split, split
 from descant.core.task import Task
-from descant.core.tree import Tree
+from descant.core.tree import Tree, take
 from descant.core.vector import Model
 from descant.priors.prior import Prior
 from descant.priors.quadratic import Gaussian
@@ -192,7 +192,12 @@ class PriorMethod(Algorithm):
 
     @property
     def needs_rows(self) -> bool:
-        return super().needs_rows or self.belief.needs_rows
+        return super().needs_rows or self.belief.needs_rows or self._begins_with_a_client
+
+    @property
+    def _begins_with_a_client(self) -> bool:
+        """Whether the first round only finds where the belief begins: at the model of a random client."""
+        return getattr(self, "init", "model") == "client"
 
     def counts(self, sizes: Tensor) -> Tensor:
         return self.belief.counts(sizes)
@@ -204,6 +209,9 @@ class PriorMethod(Algorithm):
         return self.belief.absorb(server, mean, round)
 
     def aggregate(self, server: Tree, uploads: Upload, round: Round) -> tuple[Tree, dict[str, Any]]:
+        if self._begins_with_a_client and round.number == 1:
+            j = int(round.generator("initial client").integers(len(round.cohort)))
+            return self.belief.init(take(uploads.model, j), round), {"initial client": int(round.cohort[j])}
         return self.belief.update(server, uploads, round)
 
     def personalize(self, task: Task, message: Message, state: Tree, data: ClientData) -> Tree:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from descant.core.algorithm import ClientData, least_loss
+import torch
+from torch import Tensor
+
+from descant.core.algorithm import ClientData, Round, least_loss
 from descant.core.fields import Checked, hyper
 from descant.core.task import Task
 from descant.core.tree import pick, stack
@@ -40,3 +43,13 @@ class ByValidation(Checked):
         found = stack([solve(value) for value in (self.fallback, *others)])
         chosen: T = pick(found, least_loss(task, model(found), data, "validation"))
         return chosen
+
+    def marks(self, chosen: Tensor) -> Tensor:
+        """Which of the candidates ONE client chose: 1, and 0 for the others."""
+        gap = chosen - torch.tensor(self.candidates, dtype=chosen.dtype)
+        return (gap.abs() < 1e-6).to(gap.dtype)
+
+    def told(self, marks: Tensor, round: Round) -> dict[str, Any]:
+        """How many clients chose each candidate, from the mean of their marks."""
+        chosen = (marks.double() * len(round.cohort)).round().int().tolist()
+        return {"gamma": {f"{value:g}": n for value, n in zip(self.candidates, chosen, strict=True)}}
