@@ -345,6 +345,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("comparison/reproduce/times.py", "ratio = pace() / known[\"pace\"]", "ratio = 1.0",
              ("tests/comparison/test_reproduce.py",), "times are those of another machine"),
     # -- the link of a real federation -----------------------------------------------------------------
+    Mutation("deploy/secure/parts.py", "return max(threshold, LEAST, clients // 2 + 1)", "return threshold",
+             ("tests/deploy/test_secure_protocol.py",), "a sum of few is unmasked"),
+    Mutation("deploy/secure/participant.py", "if len(agreeing) < self.needed:", "if len(agreeing) < 1:",
+             ("tests/deploy/test_secure_protocol.py",), "shares are revealed before clients agree"),
     Mutation("deploy/transport/grpc_server.py", "if self._waiting.get(number) is link:", "if number in self._waiting:",
              ("tests/deploy/test_grpc.py",), "a client ends what another was asked"),
     Mutation("deploy/transport/grpc_server.py", "if (most := link.asked.pop(number, None)) is None:",
