@@ -144,7 +144,8 @@ def _rules(clients: int, **given: Any) -> Rules:
         raise UsageError(f"--at-least {at_least} is more than --clients {clients}: no round would count")
     if given["threshold"] is not None and not given["secure"]:
         raise UsageError("--threshold is for --secure-aggregation: add that, or leave --threshold out")
-    chosen: dict[str, Any] = {name: value or None for name, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {name: value if isinstance(value, bool) else value or None
+                              for name, value in given.items() if value is not None}
     rules = Rules(**chosen)
     if rules.at_least > clients:
         raise UsageError(f"a round needs {rules.at_least} uploads (the average of one upload is that "
