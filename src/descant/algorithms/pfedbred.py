@@ -10,13 +10,11 @@ from torch import Tensor
 
 from descant.core.algorithm import ClientData, LocalStep, Message, Round, Weights
 from descant.core.fields import hyper
-from descant.core.import_object import is_place
 from descant.core.parts import Shared
 from descant.core.ranges import Log, Step
 from descant.core.task import Batch, Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
-from descant.errors import UsageError
 from descant.priors.belief import Belief, PriorMethod, Upload
 from descant.priors.bregman import Family, Mirror, SphericalGaussian, require_fit
 from descant.priors.gaussian import Counted, GaussianBelief
@@ -69,12 +67,10 @@ class pFedBreD(PriorMethod):
     citation: ClassVar[str] = (
         "Shi, Zhou, Wang, Zhang, Huang, Ye, Lv: PRIOR: Personalized Prior for Reactivating the Information "
         "Overlooked in Federated Learning. NeurIPS 2023, arXiv:2310.09183")
-
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"lam": 15.0, "a_m": 0.01, "a": 0.01}}
 
     lam: Lam = hyper(15.0, "strength of the pull of theta to mu", ge=0, search=Log(1.0, 100.0))
-    eta: float = hyper(0.05, "step of mu along the memorised envelope gradient", ge=0,
-                       search=Log(0.001, 1.0))
+    eta: float = hyper(0.05, "step of mu along the memorised envelope gradient", ge=0, search=Log(0.001, 1.0))
     eta_a: float = hyper(0.01, "step of mu along the loss gradient", ge=0)
     a_m: float = hyper(None, "step size of w; absent: 3/4 of the way to theta, 0.75 / lam", gt=0,
                        search=Step(0.001, 0.1), derived=lambda self: outer_step(self._pull))
@@ -98,15 +94,9 @@ class pFedBreD(PriorMethod):
                              ge=0, derived=lambda self: self.eta_a)
 
     def __post_init__(self) -> None:
-        if callable(self.phi):
-            object.__setattr__(self, "phi", place_of(self.phi))
+        object.__setattr__(self, "phi", place_of(self.phi, self.strategy == "own"))
         super().__post_init__()
         require_fit(self.family, self.lam, self.name)
-        if (self.phi is not None) != (self.strategy == "own"):
-            raise UsageError('pfedbred.phi and strategy = "own" go together: give both, or neither')
-        if self.phi is not None and not is_place(self.phi):
-            raise UsageError(f'pfedbred.phi must be a function or read "package.module:function", not '
-                             f"{self.phi!r}")
 
     def local_step(self) -> LocalStep:
         return LocalStep("a", strongest(self.lam))

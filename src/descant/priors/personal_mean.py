@@ -130,8 +130,15 @@ def strategy(name: str, family: Family, eta: float, eta_a: float, eta_inner: flo
             "own": make._replace(remembers=True)}[name]
 
 
-def place_of(function: Callable[..., Any]) -> str:
-    """A function of a module by its place."""
+def place_of(function: Any, is_used: bool) -> Any:
+    """The field `phi`: a function of a module by its place, given where it is used and nowhere else."""
+    if (function is not None) != is_used:
+        raise UsageError('pfedbred.phi and strategy = "own" go together: give both, or neither')
+    if isinstance(function, str) and not is_place(function):
+        raise UsageError(f'pfedbred.phi must be a function or read "package.module:function", not '
+                         f"{function!r}")
+    if not callable(function):
+        return function  # as it is written, or of a type that is refused with those of the other fields
     name = getattr(function, "__qualname__", type(function).__name__)
     place = f"{getattr(function, '__module__', None)}:{name}"
     if not is_place(place):
