@@ -33,6 +33,7 @@ from descant.core.splits import Table
 from descant.core.threads import one_thread
 from descant.core.tree import Tree
 from descant.core.vector import Model
+from descant.engine.adding import Adding
 from descant.engine.backends.base import InProcess
 from descant.engine.backends.choose import make_backend
 from descant.engine.batches import LocalWork
@@ -57,9 +58,10 @@ class Timed(InProcess):
 
     seconds = 0.0
 
-    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree) -> Outcome:
+    def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+            adding: Adding | None = None) -> Outcome:
         start = time.process_time()
-        outcome = super().run(job, clients, number, message, states)
+        outcome = super().run(job, clients, number, message, states, adding)
         self.seconds += time.process_time() - start
         return outcome
 

@@ -523,9 +523,9 @@ def a_run(rounds: int = 12, **train: object) -> SimpleNamespace:
     setup = SimpleNamespace(
         train=Train(rounds=rounds, **train), origin=None, algorithm=FedAvg(),
         federation=SimpleNamespace(population=9, notes=()), task=SimpleNamespace(dim=1),
-        deciding=SimpleNamespace(name="accuracy"))
+        deciding=SimpleNamespace(name="accuracy"), about_attacks=list)
     return SimpleNamespace(setup=setup, rounds=0, directory=None, notes=[], why_metric=None,
-                           is_converged=False)
+                           is_converged=False, is_spent=False)
 
 
 def a_row(number: int, **more: object) -> dict:

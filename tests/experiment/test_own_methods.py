@@ -248,7 +248,7 @@ def test_what_is_merely_opened_imports_nothing(here: Path) -> None:
     (f"{PACKAGE}.methods:number", "class derived from descant.Algorithm, not an object of type int"),
     (f"{PACKAGE}.methods:made", "the class of a method, not an object of it: name MyMethod"),
     (f"{PACKAGE}.methods:Nameless", "its name 'ditto' is that of one of descant's methods"),
-    (f"{PACKAGE}.methods:Abstract", "it lacks the functions adapt, aggregate, broadcast, init_server, "),
+    (f"{PACKAGE}.methods:Abstract", "it lacks the functions adapt, broadcast, init_server, local, "),
     (f"{PACKAGE}.methods:Uncited", "it lacks a citation: write citation: ClassVar[str]"),
     (f"{PACKAGE}.methods:Spaced", "its name 'my method' must be one word"),
     (f"{PACKAGE}.methods:Undecorated", "write @dataclass(frozen=True) above it"),

@@ -26,7 +26,7 @@ from descant.core.sums import weighted_mean
 from descant.core.task import Batch, Task
 from descant.core.tree import Tree, map_tree, repeat, take
 from descant.core.vector import Model
-from descant.errors import unknown
+from descant.errors import UsageError, unknown
 
 Weights: TypeAlias = Literal["uniform", "samples"]
 
@@ -216,7 +216,7 @@ class Algorithm(Checked, ABC):
     def absorb(self, server: Tree, mean: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
         """The new state of the server, and what to report, from the weighted mean of the contributions of
         all clients of `round`. A `note` in the report is told to people."""
-        raise NotImplementedError
+        raise UsageError(f"{type(self).__name__} has neither absorb nor aggregate: write one of them")
 
     def aggregate(self, server: Tree, uploads: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
         """The same from the uploads, with a row per client of `round`."""
