@@ -168,6 +168,22 @@ def speaks_grpc(address: Address, keys: ClientKeys) -> bool:
         return False
 
 
+def hangs_up(address: Address, keys: ClientKeys) -> bool:
+    """Whether a server ends the connection after the handshake, before anything is said. With TLS 1.3 a
+    client learns only then that its certificate is not taken, and not always in so many words."""
+    try:
+        with (socket.create_connection(address, 5) as plain,
+              client_context(keys).wrap_socket(plain, server_hostname=address.host) as secure):
+            secure.settimeout(2)
+            return not secure.recv(1)
+    except TimeoutError:  # it waits for us to speak
+        return False
+    except ConnectionResetError:
+        return True
+    except OSError:
+        return False
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket: no other process can take the port while a SuperLink starts."""
     if not 0 <= port < 2**16:

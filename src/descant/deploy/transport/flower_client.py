@@ -38,7 +38,17 @@ from descant.core.files import write_atomic
 from descant.deploy.client_directory import open_directory
 from descant.deploy.keys import ClientKeys, public_pem
 from descant.deploy.transport import Events, Rejected, Reply
-from descant.deploy.transport.address import OTHER_LINK, Address, Failure, diagnose, speaks_grpc, speaks_tls
+from descant.deploy.transport.address import (
+    NEW_ONE,
+    NOT_TAKEN,
+    OTHER_LINK,
+    Address,
+    Failure,
+    diagnose,
+    hangs_up,
+    speaks_grpc,
+    speaks_tls,
+)
 from descant.deploy.transport.http import connect, silence
 from descant.deploy.transport.records import from_records, to_records
 from descant.deploy.transport.seals import check_seal
@@ -340,6 +350,8 @@ class _Session:
         if broke and self._keys is not None and not self._has_been_up and speaks_grpc(
                 self._address, self._keys):
             return Failure(OTHER_LINK.format(self._address, "grpc"), True)
+        if broke and self._keys is not None and not self._has_been_up and hangs_up(self._address, self._keys):
+            return Failure(f"{NOT_TAKEN.format(self._address)}: {NEW_ONE}", True)
         return diagnose(error, self._address)
 
 
