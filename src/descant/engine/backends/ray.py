@@ -46,7 +46,7 @@ from descant.errors import DescantError
 
 AHEAD = 2  # chunks that an actor has at a time, so that it never waits for the driver
 LIVES = 3  # actors that may be lost over one chunk
-PATIENCE = 60.0  # seconds that actors may take to start
+PATIENCE = 240.0  # seconds that actors may take to start: on a busy machine importing torch takes long
 PULSE = 5.0  # seconds of one wait
 
 Arrays: TypeAlias = dict[str, np.ndarray]  # a tree's tensors: Ray shares arrays and copies tensors
