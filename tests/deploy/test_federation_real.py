@@ -183,7 +183,7 @@ def lie(self, request):
         return reply._replace(tensors={**reply.tensors, "value.upload.theta": PackedTensor.of(tensor)})
     kept.append(reply)
     lies = [reply, with_(theta * torch.nan), with_(theta[:-1]), with_(theta.float()),
-            with_(theta.repeat(2000)), with_(theta * 1e9), reply._replace(facts=kept[0].facts)]
+            with_(theta * 1e9), reply._replace(facts=kept[0].facts), with_(theta.repeat(2000))]
     return lies[count[0] - 1]
 
 Client._work = lie
@@ -194,8 +194,8 @@ main()
 
 
 def test_a_client_that_lies(tmp_path: Path) -> None:
-    """NaN, a wrong shape, a wrong type, too much, too large, an old answer: refused by name and counted; the
-    others' result is what it would be without it."""
+    """NaN, a wrong shape, a wrong type, too large, an old answer, and last, since it ends the connection, too
+    much: refused by name and counted; the others' result is what it would be without it."""
     federation = Federation(tmp_path, NAMES, text("fedavg", rounds=7, every=7))
     honest = [federation.client(name) for name in NAMES[:2]]
     given = ["client", "--server", f"127.0.0.1:{federation.port}", "--name", "2", "--data", "digits:2",
@@ -206,8 +206,8 @@ def test_a_client_that_lies(tmp_path: Path) -> None:
     refused = [row.get("rejections", {}) for row in rows(tmp_path / "server")]
     assert refused[0] == {}
     for found, reason in zip(refused[1:], (
-            "not finite", r"shape \(649,\)", "float32, expected", "bytes, and [0-9]+ are the most",
-            "norm .* the limit is 100", "replies to another request"), strict=True):
+            "not finite", r"shape \(649,\)", "float32, expected", "norm .* the limit is 100",
+            "replies to another request", "bytes, and [0-9]+ are the most"), strict=True):
         assert {*found} == {"2"}
         assert re.search(reason, found["2"]), found
     assert "nothing from 2" in output
