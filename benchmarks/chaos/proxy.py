@@ -67,3 +67,4 @@ class Proxy:
             self._ends.discard(end)
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        source.close()  # the other way round closes the sink
