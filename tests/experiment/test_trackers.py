@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,8 @@ def test_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     interrupted("TensorBoard()", tmp_path / "run")
+    [events] = (tmp_path / "run" / "tensorboard").iterdir()
+    events.rename(events.with_name(f"events.out.tfevents.{int(time.time()) + 3}.a"))  # a clock set back
     done = call("resume", tmp_path / "run", "--track", "tensorboard")
     assert done.code == 0, done
     kept = EventAccumulator(str(tmp_path / "run" / "tensorboard"))

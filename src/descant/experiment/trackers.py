@@ -11,6 +11,7 @@ import importlib
 import json
 import math
 import os
+import re
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -30,6 +31,7 @@ from descant.experiment.run import Run
 
 KEPT = "tracking.json"  # in a run's directory: by which names the tools know it
 PARAMETERS, LONGEST = 100, 500  # MLflow's limits: parameters of a call, letters of a value
+LONGEST_WAIT = 5.0  # seconds
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}  # unless set
 
 
@@ -120,6 +122,16 @@ def _keep(run: Run, tool: str, name: str) -> None:
         write_atomic(path, json.dumps(kept | {tool: name}).encode())
 
 
+def _wait_for_a_later_second(place: Path) -> None:
+    """Event files are read in the order of their names, which begin with the second in which they were made.
+    One that is to hide what earlier ones have must come after them. A clock that was set back by more than
+    some seconds is not waited for."""
+    stamps = [int(found[1]) for path in place.glob("events.out.tfevents.*")
+              if (found := re.match(r"events\.out\.tfevents\.(\d+)\.", path.name))]
+    if stamps and 0 < (left := max(stamps) + 1 - time.time()) <= LONGEST_WAIT:
+        time.sleep(left)
+
+
 class TensorBoard(Tracker):
     """Event files in a folder, which `tensorboard --logdir` shows; without one, in that of the run."""
 
@@ -138,6 +150,7 @@ class TensorBoard(Tracker):
 
     def _open(self, run: Run) -> None:
         place = self._directory if self._directory is not None else Path(str(run.directory)) / "tensorboard"
+        _wait_for_a_later_second(place)
         # what earlier processes wrote may lack its end: it is hidden, and written again
         self._writer = self._tool.SummaryWriter(str(place), purge_step=1 if run.history else None)
         rows = "\n".join(f"| {name} | {value} |" for name, value in settings(run).items())
