@@ -271,7 +271,7 @@ def test_a_model_of_ten_million_parameters(tmp_path: Path) -> None:
     expected = simulated(tmp_path / "experiment.toml")
     assert expected.setup.task.dim > 10**7
     clients = federation.clients()
-    federation.server("--no-alone").ended(0, 150)
+    federation.server("--no-alone", "--max-share", "1").ended(0, 150)  # of two, one has more than half
     assert_as_simulated(tmp_path / "server", expected, 1e-5)
     for client in clients.values():
         client.ended(0)

@@ -18,8 +18,6 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import optimize
-from scipy.special import log_ndtr
 
 from descant.errors import UsageError
 
@@ -53,11 +51,13 @@ def epsilon(event: Event, delta: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Of one Gaussian mechanism whose sums differ by mu deviations: the root of
     delta = Phi(mu/2 - eps/mu) - exp(eps) Phi(-mu/2 - eps/mu)."""
+    from scipy import optimize, special  # slow to import, and most runs need no account
+
     if mu == 0:
         return 0.0
 
     def excess(eps: float) -> float:
-        first, second = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
+        first, second = special.log_ndtr(mu / 2 - eps / mu), eps + special.log_ndtr(-mu / 2 - eps / mu)
         if second >= first:  # both vanish
             return -delta
         return float(np.exp(first) * -np.expm1(second - first)) - delta
