@@ -12,9 +12,10 @@ import torch
 
 from descant.algorithms import CGPFL, SCAFFOLD, Ditto, FedAvg, FedMAP
 from descant.core.algorithm import Algorithm
-from descant.core.privacy.settings import Mechanism, Privacy, Quantile
-from descant.core.sums import Total
-from descant.engine.adding import Bound, noised_mean, shortened
+from descant.core.privacy.settings import Mechanism, Privacy
+from descant.core.sums import COLUMNS, Total, added
+from descant.core.tree import take
+from descant.engine.adding import Bound, noised_mean
 from descant.engine.protect import protected, settled
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
@@ -45,24 +46,43 @@ def model(e: Engine) -> torch.Tensor:
 # -- one contribution ------------------------------------------------------------------------------------
 
 
-def test_a_contribution_is_one_vector_of_at_most_the_bound() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_contribution_is_one_vector_of_at_most_the_bound(dtype: torch.dtype) -> None:
+    """By definition, client by client, with a part that is longer than a block of the measuring."""
     rng = np.random.default_rng(0)
-    rows = (torch.from_numpy(rng.standard_normal((6, 3, 2))), torch.from_numpy(rng.standard_normal(6)))
-    origin = {"0": rng.standard_normal((3, 2)), "1": np.array(0.3)}
-    moved, long = shortened(rows, Bound(origin, 3.5))
+    wide = COLUMNS + 7
+    rows = (torch.from_numpy(rng.standard_normal((6, wide, 2))).to(dtype),
+            torch.from_numpy(rng.standard_normal(6)).to(dtype))
+    origin = {"0": rng.standard_normal((wide, 2)), "1": np.array(0.3)}
+    norms = [np.sqrt(np.square(rows[0][k].double().numpy() - origin["0"]).sum()
+                     + (float(rows[1][k]) - 0.3) ** 2) for k in range(6)]
+    bound = Bound(origin, float(np.median(norms)))
+    expected = np.zeros((wide, 2)), 0.0
     for k in range(6):
-        whole = np.concatenate([(rows[0][k].numpy() - origin["0"]).ravel(), [float(rows[1][k]) - 0.3]])
-        found = np.concatenate([moved[0][k].numpy().ravel(), [float(moved[1][k])]])
-        norm = np.linalg.norm(whole)
-        np.testing.assert_allclose(found, whole * min(1, 3.5 / norm), rtol=1e-14)
-        assert bool(long[k]) == (norm > 3.5)
-    assert 0 < int(long.sum()) < 6
+        one, long = Total.shortened(take(rows, torch.tensor([k])), bound.tensors, bound.norm)
+        scale = min(1, bound.norm / norms[k])
+        parts = (rows[0][k].double().numpy() - origin["0"]) * scale, (float(rows[1][k]) - 0.3) * scale
+        np.testing.assert_allclose(one.parts["0"].value().numpy(), parts[0], rtol=1e-13, atol=1e-15)
+        assert float(one.parts["1"].value()) == pytest.approx(parts[1], rel=1e-13)
+        assert bool(long[0]) == (norms[k] > bound.norm)
+        expected = expected[0] + parts[0], expected[1] + parts[1]
+    total, long = Total.shortened(rows, bound.tensors, bound.norm)
+    np.testing.assert_allclose(total.parts["0"].value().numpy(), expected[0], rtol=1e-12, atol=1e-14)
+    assert (total.clients, int(long.sum())) == (6, 3)
+
+
+def test_with_whom_a_contribution_is_shortened_changes_no_bit() -> None:
+    rows = torch.from_numpy(np.random.default_rng(0).standard_normal((9, 3 * COLUMNS + 5))).float()
+    origin = {"0": torch.full((rows.shape[1],), 0.1, dtype=torch.float64)}
+    whole, _ = Total.shortened((rows,), origin, 75.0)
+    for groups in ([range(9)], [[k] for k in (4, 8, 1, 0, 2, 7, 3, 6, 5)], [[8, 0], [3, 1, 2, 7], [5, 4, 6]]):
+        apart = added(Total.shortened((rows[list(group)],), origin, 75.0)[0] for group in groups)
+        assert torch.equal(apart.parts["0"].value(), whole.parts["0"].value())
 
 
 def test_a_client_that_learns_nothing_adds_nothing() -> None:
-    rows = (torch.ones(2, 3),)
-    moved, long = shortened(rows, Bound({"0": np.ones(3)}, 1.0))
-    assert not moved[0].any()
+    total, long = Total.shortened((torch.ones(2, 3),), {"0": torch.ones(3, dtype=torch.float64)}, 1.0)
+    assert not total.parts["0"].value().any()
     assert not long.any()
 
 
@@ -152,8 +172,6 @@ def test_what_noise_on_a_sum_cannot_protect_is_refused(method: Algorithm, words:
         settled(make_work(method, FEDERATION), Train(), PRIVACY)
 
 
-def test_running_statistics_and_quantiles_are_refused() -> None:
+def test_running_statistics_are_refused() -> None:
     with pytest.raises(UsageError, match=r"running statistics.*GroupNorm"):
         settled(make_work(FedAvg(), FEDERATION, batchnorm_net()), Train(), PRIVACY)
-    with pytest.raises(UsageError, match=r"privacy\.clip"):
-        settled(make_work(FedAvg(), FEDERATION), Train(), dataclasses.replace(PRIVACY, clip=Quantile()))

@@ -26,7 +26,8 @@ WIDTH, GRIDS = 32, 3  # bits of a piece; grids that are kept
 MOST = 2**20  # clients in a sum
 LOWEST = -28  # the first of the grids that are kept, at least: below them are no normal numbers
 LARGEST = 2.0**900  # of a number: above are no grids
-BLOCK = 2**15  # numbers that are cut together: they stay in the cache
+BLOCK = 2**16  # numbers that are cut together: they stay in the cache
+COLUMNS = 2**11  # of rows that are measured together
 
 
 class Binned(NamedTuple):
@@ -44,15 +45,18 @@ class Binned(NamedTuple):
         return cls(LOWEST, torch.zeros(GRIDS, *shape, dtype=torch.float64))
 
     @classmethod
-    def of(cls, rows: Tensor, weights: Tensor, largest: float) -> Self:
-        """The sum of weights_i rows_i, of which none is larger than `largest`. rows: [n, ...]."""
+    def of(cls, rows: Tensor, weights: Tensor, largest: float, origin: Tensor | None = None) -> Self:
+        """The sum of weights_i (rows_i - origin), of which none is larger than `largest`. rows: [n, ...]."""
         top = _top(largest)
         flat = rows.reshape(len(rows), -1)
         pieces = torch.zeros(GRIDS, flat.shape[1], dtype=torch.float64)
         width = max(1, BLOCK // len(rows))
         counts = weights.double()[:, None]
         for start in range(0, flat.shape[1], width):
-            _cut(flat[:, start : start + width] * counts, top, pieces[:, start : start + width])
+            here = slice(start, start + width)
+            rows_here = flat[:, here]
+            numbers = rows_here * counts if origin is None else (rows_here - origin[here]).mul_(counts)
+            _cut(numbers, top, pieces[:, here])
         return cls(top, pieces.reshape(GRIDS, *rows.shape[1:]))
 
     def plus(self, other: Binned) -> Binned:
@@ -85,14 +89,29 @@ def _top(largest: float) -> int:
 
 
 def _cut(numbers: Tensor, top: int, pieces: Tensor) -> None:
-    """Add the pieces of numbers [n, d], which are used up, to the sums on the grids [GRIDS, d]."""
-    piece = torch.empty_like(numbers)
+    """Add the pieces of numbers [n, d], which are used up, to the sums on the grids [GRIDS, d]. In numpy,
+    whose calls take less time than torch's."""
+    left, sums = numbers.numpy(), pieces.numpy()
+    piece = np.empty_like(left)
     for k in range(GRIDS):
         shift = 1.5 * 2.0 ** (52 + WIDTH * (top - k))  # numbers of this size are whole multiples of the unit
-        torch.add(numbers, shift, out=piece).sub_(shift)
-        pieces[k] += piece.sum(0)
+        np.add(left, shift, out=piece)
+        np.subtract(piece, shift, out=piece)
+        sums[k] += piece.sum(0)
         if k + 1 < GRIDS:
-            numbers.sub_(piece)
+            np.subtract(left, piece, out=left)
+
+
+def _measured(flat: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
+    """The squared distances of rows [n, d] from the origin [d], and the sizes of their largest entries [n],
+    block by block. The blocks do not depend on n: nor does a client's length on those it is measured with."""
+    squares = torch.zeros(len(flat), dtype=torch.float64)
+    largest = torch.zeros_like(squares)
+    for start in range(0, flat.shape[1], COLUMNS):
+        moved = flat[:, start : start + COLUMNS] - origin[start : start + COLUMNS]
+        torch.maximum(largest, moved.abs().amax(1), out=largest)
+        squares += moved.square_().sum(1)
+    return squares, largest
 
 
 @dataclass(frozen=True)
@@ -113,6 +132,24 @@ class Total:
             parts[name] = Binned.of(rows, weights, float((sizes.double() * weights.double()).max()))
         ones = torch.ones_like(weights, dtype=torch.float64)
         return cls(len(weights), Binned.of(ones, weights, float(weights.max())), parts)
+
+    @classmethod
+    def shortened(cls, contributions: Tree, origin: Mapping[str, Tensor], bound: float
+                  ) -> tuple[Total, Tensor]:
+        """Of how far contributions [n, ...] lie from the origin (float64), each as one vector and no further
+        than the bound; and whose were further [n]. No copy of them is made: blocks are moved and scaled while
+        they are cut."""
+        rows = {name: leaf.reshape(len(leaf), -1) for name, leaf in leaves(contributions)}
+        starts = {name: origin[name].reshape(-1) for name in rows}
+        measured = {name: _measured(flat, starts[name]) for name, flat in rows.items()}
+        norms = torch.stack([squares for squares, _ in measured.values()]).sum(0).sqrt()
+        scale = torch.clamp(bound / norms, max=1.0)
+        parts = {}
+        for name, leaf in leaves(contributions):
+            found = Binned.of(rows[name], scale, float((measured[name][1] * scale).max()), starts[name])
+            parts[name] = Binned(found.top, found.pieces.reshape(GRIDS, *leaf.shape[1:]))
+        ones = torch.ones_like(scale)
+        return cls(len(norms), Binned.of(ones, ones, 1.0), parts), norms > bound
 
     def plus(self, other: Total) -> Total:
         if not other.clients or not self.clients:

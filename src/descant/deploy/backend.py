@@ -21,6 +21,7 @@ from descant.core.splits import SplitName
 from descant.core.tree import Tree, stack, take
 from descant.deploy.client_manager import ClientManager, raise_failure
 from descant.deploy.messages import PackedTensor, WireMessage
+from descant.deploy.noised import NoisedSummand
 from descant.deploy.protocol import TRAINING, RemoteExperiment, Shapes
 from descant.deploy.secure_rounds import LostRound, SecureRounds
 from descant.deploy.summand import Summand
@@ -106,7 +107,7 @@ class RemoteBackend(Backend):
         requests = {client: self._request(job, client, number, store, shared, take(message.each, k))
                     for client, k in position.items()}
         if job in TRAINING and self._remote.secure is not None:
-            return self._run_secure(job, number, requests, position)
+            return self._run_secure(job, number, requests, position, adding)
         found = Replies(job, number, {client: Message(message.shared, take(message.each, k))
                                       for client, k in position.items()})
         # clients beyond the cohort train too where all participate; their uploads are not aggregated
@@ -134,22 +135,32 @@ class RemoteBackend(Backend):
         return outcome if adding is None else added_up(self.work, outcome, clients, number, message, adding)
 
     def _run_secure(self, job: Job, number: int, requests: Mapping[int, WireMessage],
-                    position: Mapping[int, int]) -> Outcome:
+                    position: Mapping[int, int], adding: Adding | None) -> Outcome:
         """As `run`, where the server learns the sum of the uploads alone."""
-        method = self.work.at(number).algorithm
+        method, mechanism = self.work.at(number).algorithm, self.work.privacy
+        bound = None if adding is None else adding.bound
         summand = Summand(method, self._shapes, job)
+        hiding = None if bound is None or mechanism is None else NoisedSummand(
+            method, self._shapes, job, mechanism)
         sizes = self.work.round_of(np.arange(self.work.federation.population), number).sizes.double()
         self._wait(list(requests))
         try:
-            found, failed = self._secure.summed(job, number, requests, float(sizes.max()), summand.length,
+            terms = {"cap": float(sizes.max())} | ({} if bound is None else {"clip": bound.norm})
+            found, failed = self._secure.summed(job, number, requests, terms, (hiding or summand).length,
                                                 lambda clients, least: self._wait(clients, least))
         except LostRound as error:
             return Outcome(np.zeros(0, np.int64), (), {}, 0, str(error), lost=True)
+        there = np.array([position[client] for client in found.clients], np.int64)
+        gone = {position[client]: why for client, why in failed.items()}
+        if hiding is not None and bound is not None:
+            none = torch.full((len(there),), math.nan, dtype=self.work.task.dtype)
+            return Outcome(there, LocalResult((), (), none), gone, found.steps,
+                           total=hiding.total(found.vector, bound, len(there)), noised=True,
+                           votes=hiding.votes(found.vector), uploaded=found.vector.nbytes)
         counts = method.counts(torch.cat([sizes[found.clients], sizes.max()[None]]))
         loss = torch.full((len(found.clients),), summand.loss(found.vector), dtype=self.work.task.dtype)
-        return Outcome(np.array([position[client] for client in found.clients], np.int64),
-                       LocalResult((), (), loss), {position[client]: why for client, why in failed.items()},
-                       found.steps, total=summand.total(found.vector, counts[:-1] / counts[-1]),
+        return Outcome(there, LocalResult((), (), loss), gone, found.steps,
+                       total=summand.total(found.vector, counts[:-1] / counts[-1]),
                        uploaded=found.vector.nbytes)
 
     def _too_few(self, found: Replies, asked: int, least: int) -> DescantError:

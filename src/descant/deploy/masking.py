@@ -12,15 +12,18 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from descant.core.algorithm import Message
+from descant.core.tree import Tree, map_tree
 from descant.deploy.messages import WireMessage
+from descant.deploy.noised import NoisedSummand
 from descant.deploy.refusals import Mismatch
 from descant.deploy.secure import wire
 from descant.deploy.secure.agreement import Agreement
-from descant.deploy.secure.encoding import FixedPoint, OutOfRange
+from descant.deploy.secure.encoding import FixedPoint, OutOfRange, Words
 from descant.deploy.secure.participant import Accusation, Participant
 from descant.deploy.secure.parts import Attempt, Identity, TooFew
 from descant.deploy.summand import Summand, digest_of, share_of
 from descant.deploy.transport import Rejected
+from descant.engine.adding import Bound, origin_of
 from descant.engine.uploads import Origins, lengths, shortened
 from descant.engine.work import Job, LocalResult
 from descant.errors import DescantError
@@ -96,6 +99,8 @@ class Masking:
         revealed = one.unmask(wire.clients(request.fact("survivors", list)),
                               wire.by_client(request.fact("signatures", dict), wire.data))
         if self._revealed != one.attempt:  # the same may be asked for again
+            if joined.account is not None:
+                joined.account.require_sum(joined.ledger.total((UNMASKED,)) + 1)
             if joined.ledger.enter(UNMASKED, one.attempt.number) > 1:
                 raise Mismatch(f"it has unmasked a sum of round {one.attempt.number} before", spent=True)
             self._revealed = one.attempt
@@ -124,14 +129,35 @@ class Masking:
         job: Job = attempt.job  # type: ignore[assignment]  # checked with the request
         method = joined.work.at(attempt.number).algorithm
         value = _within(joined, agreement, job, attempt.number, message, value)
+        encoding, mechanism = FixedPoint(agreement.bound, len(one.clients)), joined.work.privacy
+        if mechanism is not None and mechanism.unit == "client":
+            return WireMessage.of({}, masked=wire.tensor(one.mask(_noised(
+                joined, one, method.contribution(message, value.upload), message, encoding))))
         rows = int(joined.work.federation.train.sizes[joined.client])
         share = share_of(method, rows, json.loads(attempt.terms)["cap"])
         vector = Summand(method, joined.shapes, job).vector(method, message, value, share)
         try:
-            words = FixedPoint(agreement.bound, len(one.clients)).encode(vector)
+            words = encoding.encode(vector)
         except OutOfRange as error:
             raise DescantError(f"{error}: nothing is sent in this round") from None
         return WireMessage.of({}, masked=wire.tensor(one.mask(words)))
+
+
+def _noised(joined: Membership, one: Participant, contribution: Tree, message: Message, encoding: FixedPoint
+            ) -> Words:
+    """What a client adds that is hidden in the sum, with its share of the noise."""
+    work, number = joined.work, one.attempt.number
+    job: Job = one.attempt.job  # type: ignore[assignment]
+    assert work.privacy is not None
+    state = work.algorithm.init_client(work.task, work.task.init())
+    sent = Message(message.shared, map_tree(lambda leaf: leaf[None], message.each))
+    origin = origin_of(work, job, number, sent, state, joined.shapes.results[job].upload)
+    bound = Bound(origin, json.loads(one.attempt.terms)["clip"])
+    try:
+        return NoisedSummand(work.at(number).algorithm, joined.shapes, job, work.privacy).words(
+            contribution, bound, encoding, one.needed)
+    except OutOfRange as error:
+        raise DescantError(f"{error}: nothing is sent in this round") from None
 
 
 def _attempt(joined: Membership, request: WireMessage) -> Attempt:
@@ -142,8 +168,11 @@ def _attempt(joined: Membership, request: WireMessage) -> Attempt:
     attempt = Attempt(*found)
     try:
         terms = json.loads(attempt.terms)
-        cap = terms["cap"]
-        if attempt.session != joined.remote.session or not isinstance(cap, float) or not 0 < cap < math.inf:
+        named = [terms["cap"]]
+        if (mechanism := joined.work.privacy) is not None and mechanism.unit == "client":
+            named.append(terms["clip"])
+        if attempt.session != joined.remote.session or any(
+                not isinstance(each, float) or not 0 < each < math.inf for each in named):
             raise ValueError
     except (ValueError, TypeError, LookupError, RecursionError):
         raise Rejected("an attempt at a sum that is none of this federation") from None

@@ -19,6 +19,7 @@ from descant.engine.settings import Train
 from descant.engine.work import LocalResult, Work
 from descant.errors import UsageError
 from descant.experiment.config import Experiment
+from descant.theory.accountant import Event, epsilon
 
 
 def require_agreed(experiment: Experiment) -> None:
@@ -71,6 +72,17 @@ class OwnAccount:
         if budget is not None and self.account.privacy.unit == "record" and self.spent(replies) > budget:
             raise Spent(f"this client has trained {replies - 1} times, and once more would exceed "
                         f"privacy.epsilon = {budget:g} for its rows")
+
+
+    def require_sum(self, sums: int) -> None:
+        """Refuse to help to unmask one sum more than the budget allows, where the noise in it hides this
+        client: each has the noise that is accounted for."""
+        privacy = self.account.privacy
+        if privacy.unit != "client" or privacy.epsilon is None or privacy.noise is None:
+            return
+        if epsilon(Event(privacy.noise, 1.0, sums), privacy.delta) > privacy.epsilon:
+            raise Spent(f"this client is in {sums - 1} sums, and one more would exceed privacy.epsilon = "
+                        f"{privacy.epsilon:g}")
 
 
 class Spent(UsageError):

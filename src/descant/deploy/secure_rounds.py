@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from descant.algorithms import ALGORITHMS
+from descant.core.privacy.settings import Mechanism
 from descant.deploy.client_manager import ClientManager, raise_failure
 from descant.deploy.messages import WireMessage
+from descant.deploy.noised import require_grid
 from descant.deploy.protocol import RemoteExperiment
 from descant.deploy.secure import wire
 from descant.deploy.secure.agreement import Agreement
@@ -156,13 +158,14 @@ class SecureRounds:
         self._deadline, self._observer = deadline, observer
         self._liars: dict[int, str] = {}
 
-    def summed(self, job: Job, number: int, work: Mapping[int, WireMessage], cap: float, length: int,
-               wait: Callable[[list[int], int], None]) -> tuple[SecureSum, dict[int, str]]:
+    def summed(self, job: Job, number: int, work: Mapping[int, WireMessage], terms: Mapping[str, float],
+               length: int, wait: Callable[[list[int], int], None]) -> tuple[SecureSum, dict[int, str]]:
         """The sum of a round, and who is not in it. Tried again while there may be enough clients; `wait`
-        returns when so many of some clients are connected."""
+        returns when so many of some clients are connected. `terms` are what all are told alike beside the
+        model."""
         assert self._remote.secure is not None
         failed = {client: why for client, why in self._liars.items() if client in work}
-        terms = json.dumps({"shared": digest_of(next(iter(work.values()))), "cap": cap})
+        told = json.dumps({"shared": digest_of(next(iter(work.values())))} | dict(terms))
         while True:
             asked = {client: request for client, request in work.items() if client not in failed}
             least = needed(self._remote.secure.threshold, len(asked))
@@ -170,7 +173,7 @@ class SecureRounds:
                 raise self._too_few(number, failed, least)
             wait(list(asked), least)
             attempt = SecureAttempt(
-                Attempt(self._remote.session, job, number, secrets.token_hex(8), terms), self._remote,
+                Attempt(self._remote.session, job, number, secrets.token_hex(8), told), self._remote,
                 self._clients, length, self._authority, self._deadline, self._observer)
             try:
                 found = attempt.run(asked)
@@ -209,14 +212,13 @@ def agreed(experiment: Experiment, clients: int, rules: Rules) -> Agreement:
     if experiment.robust is not None:
         raise UsageError("[robust] needs the uploads one by one, and secure aggregation hides them in their "
                          "sum: leave one out; clients shorten their own updates with --max-norm")
-    if experiment.privacy is not None and experiment.privacy.unit == "client":
-        raise UsageError('privacy.unit = "client" does not go together with secure aggregation yet: the '
-                         "server adds the noise, and would see the sum without it; use unit = "
-                         '"record", or leave one out')
     if experiment.eval.diagnostics:
         raise UsageError("eval.diagnostics are figures of the uploads, which secure aggregation hides: leave "
                          "them out")
     cohort = train.cohort_size(clients)
+    if (privacy := experiment.privacy) is not None and privacy.unit == "client":
+        assert privacy.noise is not None  # `require_agreed`
+        require_grid(Mechanism(privacy, privacy.noise, float(cohort), secret=True))
     if train.participation == "all" and cohort < clients:
         raise UsageError('train.participation = "all" does not fit secure aggregation: uploads of clients '
                          'outside the cohort would be sent and not summed; use "cohort", or cohort = "all"')

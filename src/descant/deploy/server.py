@@ -26,6 +26,7 @@ from descant.deploy import backend
 from descant.deploy.backend import RemoteBackend, Rules
 from descant.deploy.client_manager import NO_KIND, ClientManager, ConnectedClient, raise_failure
 from descant.deploy.messages import WireMessage
+from descant.deploy.noised import require_alike
 from descant.deploy.privacy import require_agreed
 from descant.deploy.protocol import (
     TRAINING,
@@ -96,6 +97,8 @@ def run_server(experiment: Experiment, transport: ServerTransport, out: Path, cl
         task = remote.task()
         _, _, infos = read_clients(out / "federation.json")
         shapes = remote.shapes(task)
+        if agreement is not None and experiment.privacy is not None and experiment.privacy.unit == "client":
+            require_alike(shapes)
         observer.gathered(manager.names, str(remote), task.dim, remote.train.rounds)
         if (out / "run" / "config.toml").exists() and layout.rounds(out / "run") < remote.train.rounds:
             (out / "clients.json").unlink(missing_ok=True)  # more rounds, other models

@@ -29,6 +29,10 @@ class Bound(NamedTuple):
     origin: Mapping[str, np.ndarray]  # what a client contributes that learns nothing: the same for all
     norm: float  # the largest distance from that
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(origin) for name, origin in self.origin.items()}
+
 
 class Adding(NamedTuple):
     """How the uploads of some clients are added up."""
@@ -67,40 +71,30 @@ def added_up(work: Work, outcome: Outcome, clients: np.ndarray, number: int, mes
     if adding.bound is None:
         sizes = work.round_of(clients[done[taken]], number).sizes
         return kept._replace(total=Total.of(each, method.counts(sizes)))
-    moved, is_shortened = shortened(each, adding.bound)
-    return kept._replace(total=Total.of(moved, torch.ones(len(taken))), rows=len(taken),
-                         shortened=int(is_shortened.sum()))
-
-
-def shortened(rows: Tree, bound: Bound) -> tuple[Tree, Tensor]:
-    """How far contributions [n, ...] lie from the origin, in float64 and no further than the bound, each as
-    one vector; and whose were further [n]."""
-    moved = {name: leaf.double() - torch.from_numpy(bound.origin[name]) for name, leaf in leaves(rows)}
-    squares = [leaf.reshape(len(leaf), -1).square().sum(1) for leaf in moved.values()]
-    norms = torch.stack(squares).sum(0).sqrt()
-    scale = torch.clamp(bound.norm / norms, max=1.0)
-    short = {name: leaf * scale.reshape(-1, *[1] * (leaf.dim() - 1)) for name, leaf in moved.items()}
-    return rebuild(rows, short), norms > bound.norm
+    total, is_shortened = Total.shortened(each, adding.bound.tensors, adding.bound.norm)
+    return kept._replace(total=total, rows=len(taken), shortened=int(is_shortened.sum()))
 
 
 def noised_mean(total: Total, form: Tree, bound: Bound, mechanism: Mechanism,
-                generator: np.random.Generator | None) -> Tree:
+                generator: np.random.Generator | None, *, is_noised: bool = False) -> Tree:
     """The origin and what clients that are no further from it than the bound add to it, with noise that hides
     each of them; divided by the number of clients that was expected, since that which came tells of them.
-    Without a generator the noise is the operating system's."""
-    deviation, found = mechanism.sum_noise * bound.norm, {}
+    Without a generator the noise is the operating system's. `is_noised`: the clients have added it."""
+    deviation, found = 0.0 if is_noised else mechanism.sum_noise * bound.norm, {}
     for name, like in leaves(form):
-        whole = deviation * normals(tuple(like.shape), torch.float64, generator)
+        shape = tuple(like.shape)
+        whole = deviation * normals(shape, torch.float64, generator) if deviation else torch.zeros(
+            shape, dtype=torch.float64)
         if total.clients:
             whole += total.parts[name].value()
         found[name] = (torch.from_numpy(bound.origin[name]) + whole / mechanism.cohort).to(like.dtype)
     return rebuild(form, found)
 
 
-def origin_of(work: Work, job: Job, number: int, message: Message, state: Tree) -> dict[str, np.ndarray]:
+def origin_of(work: Work, job: Job, number: int, message: Message, state: Tree, template: Tree
+              ) -> dict[str, np.ndarray]:
     """What a client contributes that learns nothing, found without anybody's rows; `message.each` has one
-    row, and `state` is that of a client before it takes part."""
-    template = work.templates[job].upload
+    row, `state` is that of a client before it takes part, and `template` an upload."""
     known = Origins(work, state).rows(job, np.zeros(1, np.int64), number, message)
     upload = rebuild(template, {name: known[name][0] if name in known else torch.zeros_like(leaf)
                                 for name, leaf in leaves(template)})

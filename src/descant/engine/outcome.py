@@ -27,6 +27,8 @@ class Outcome(NamedTuple):
     wrong: tuple[tuple[int, str], ...] = ()  # positions of results that are not in it, with the reasons
     uploaded: int = 0  # bytes of one upload that is
     lost: bool = False  # whether the round comes to nothing, as `note` says
+    noised: bool = False  # whether the clients have added the noise that protects them
+    votes: float | None = None  # then, where it was asked for: +-1/2 of who is within the bound, noised
 
 
 def gather(arriving: Iterable[tuple[int, Outcome]]) -> Outcome:

@@ -10,7 +10,7 @@ import numpy as np
 
 from descant.core.algorithm import Message
 from descant.core.federation import Federation
-from descant.core.privacy.settings import Mechanism, Privacy, Quantile
+from descant.core.privacy.settings import Mechanism, Privacy
 from descant.core.privacy.task import CountingTask, NotPrivate, PrivateTask
 from descant.core.splits import Table
 from descant.core.tree import leaves, take
@@ -39,7 +39,7 @@ def account_of(work: Work, train: Train, privacy: Privacy) -> Account:
     federation = work.federation
     require_fit(privacy, train, federation.population)
     if privacy.unit == "client":
-        _require_sum(work, privacy)
+        _require_sum(work)
     queries = _queries(work, privacy) if privacy.unit == "record" else Queries()
     return Account(privacy, train, federation.train.sizes[: federation.population], queries,
                    lambda number: sampled(federation, train, number, privacy)[1])
@@ -47,22 +47,29 @@ def account_of(work: Work, train: Train, privacy: Privacy) -> Account:
 
 def settled(work: Work, train: Train, privacy: Privacy) -> Privacy:
     """With the noise that the budget asks for; errors come before a run begins."""
-    return account_of(work, train, privacy).settled()
+    found = account_of(work, train, privacy).settled()
+    _mechanism(work, train, found, secret=False)
+    return found
 
 
 def protected(work: Work, train: Train, privacy: Privacy, *, secret: bool = False) -> Work:
     """The work with its rows or clients protected; the noise is settled. `secret`: by random numbers of the
     operating system."""
-    assert privacy.noise is not None
-    cohort = train.cohort_size(work.federation.population)
-    mechanism = Mechanism(privacy, privacy.noise, float(cohort), secret)
-    private = None
+    mechanism, private = _mechanism(work, train, privacy, secret=secret), None
     if privacy.unit == "record" and not _queries(work, privacy).nothing:
         private = PrivateTask(work.task, mechanism, _axes(work))
     return dataclasses.replace(work, privacy=mechanism, private=private)
 
 
-def _require_sum(work: Work, privacy: Privacy) -> None:
+def _mechanism(work: Work, train: Train, privacy: Privacy, *, secret: bool) -> Mechanism:
+    assert privacy.noise is not None
+    cohort = train.cohort_size(work.federation.population)
+    found = Mechanism(privacy, privacy.noise, float(cohort), secret)
+    assert found.sum_noise > 0  # raises where a count would tell more than all is to
+    return found
+
+
+def _require_sum(work: Work) -> None:
     """Refuse what noise on a sum of the clients' contributions cannot protect."""
     name, found = work.algorithm.name, 'privacy.unit = "client" does not fit'
     if work.algorithm.needs_rows:
@@ -74,8 +81,6 @@ def _require_sum(work: Work, privacy: Privacy) -> None:
     if work.task.init().stats.numel():
         raise UsageError(f"{found} models with running statistics: noise would make variances negative; use "
                          "GroupNorm in place of BatchNorm")
-    if isinstance(privacy.clip, Quantile):
-        raise UsageError("privacy.clip: a bound that follows a quantile is not there yet: give a number")
 
 
 def _axes(work: Work) -> int:

@@ -30,6 +30,7 @@ from descant.engine.divergence import Levels
 from descant.engine.outcome import Outcome
 from descant.engine.personal import Snapshot
 from descant.engine.protect import account_of
+from descant.engine.quantile import first_bound, followed, noised_votes, share_within
 from descant.engine.remedy import remedy
 from descant.engine.robust import Robust
 from descant.engine.screen import Aggregated, Attackers, Guard
@@ -53,6 +54,7 @@ class RoundReport(NamedTuple):
     info: dict[str, Any]  # the method's report
     note: str | None  # about lost workers, or clients that were run one by one
     clipped: float | None = None  # share of the rows, or clients, that privacy shortened
+    clip: float | None = None  # the bound on what a client adds, where clients are protected
     diagnostics: Mapping[str, Any] = MappingProxyType({})  # the figures that [eval] asks for
     away: int | None = None  # clients that could not be reached; None: everyone always can
     late: int | None = None  # sampled clients that would have missed the deadline; None: there is none
@@ -105,6 +107,7 @@ class Training:
         self.store = ClientStore(template, federation.population)
         self._attackers: Attackers | None = None
         self._guard: Guard | None = None
+        self.clip = first_bound(work.privacy)  # of what a client adds in the next round, if it is protected
 
     def screen(self, robust: Robust | None, attack: Attack | None) -> Training:
         """With what stands between the clients' uploads and the method."""
@@ -211,23 +214,38 @@ class Training:
 
     def _bound(self) -> Bound | None:
         """How much a client may add, where clients are protected."""
-        if (mechanism := self.work.privacy) is None or mechanism.unit != "client":
+        if self.clip is None:
             return None
-        assert isinstance(mechanism.clip, float)  # else refused
         state = self.work.algorithm.init_client(self.work.task, self.initial)
-        return Bound(origin_of(self.work, self._job, self.number, self._first(), state), mechanism.clip)
+        template = self.work.templates[self._job].upload
+        return Bound(origin_of(self.work, self._job, self.number, self._first(), state, template), self.clip)
 
     def _first(self) -> Message:
         """What a client is sent in this round."""
         return self.work.algorithm.broadcast(self.server, self.round_of(np.zeros(1, np.int64)))
 
-    def _mean(self, total: Total, bound: Bound | None) -> Tree:
+    def _mean(self, outcome: Outcome, bound: Bound | None) -> Tree:
         """The mean of what the clients of this round contributed."""
+        total = outcome.total
+        assert total is not None
         form = form_of(self.work, self._job, self.number, self._first())
         if (mechanism := self.work.privacy) is None or bound is None:
             return total.mean(form)
         generator = None if mechanism.secret else stream(self.work.seed, "server.privacy", self.number)
-        return noised_mean(total, form, bound, mechanism, generator)
+        return noised_mean(total, form, bound, mechanism, generator, is_noised=outcome.noised)
+
+    def _followed(self, outcome: Outcome, bound: Bound) -> float | None:
+        """Let the bound follow the clients, if it is to. The share of those who were shortened, as far as it
+        may be told: a real server knows it, and what it tells has noise."""
+        mechanism = self.work.privacy
+        assert mechanism is not None
+        if mechanism.count_noise is not None:
+            votes = outcome.votes if outcome.votes is not None else noised_votes(
+                mechanism, outcome.rows, outcome.shortened, self.work.seed, self.number)
+            self.clip = followed(bound.norm, votes, mechanism)
+            if mechanism.secret:
+                return 1 - share_within(votes, mechanism)
+        return None if mechanism.secret else _shortened(outcome)
 
     def _close(self, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome,
                bound: Bound | None) -> RoundReport:
@@ -258,17 +276,17 @@ class Training:
         if outcome.total is None:
             server, info, chosen = self._aggregated(message, done[kept][counted], uploads, facts)
         else:
-            server, info = method.absorb(self.server, self._mean(outcome.total, bound), facts)
+            server, info = method.absorb(self.server, self._mean(outcome, bound), facts)
             chosen = np.arange(len(facts.cohort))
         weights = info.get("client_weights")
         self.averaged = None if weights is None else ServerWeights(accepted[counted][chosen], weights)
-        clipped = outcome.shortened / outcome.rows if outcome.rows else info.get("clipped")
-        info = {key: value for key, value in info.items() if key not in ("client_weights", "clipped")}
+        info = {key: value for key, value in info.items() if key != "client_weights"}
         if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
             raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
                                f"all uploads were: the training diverges; {self.remedy()}")
         figures = diagnosed(self._diagnostics, Observed(method, self.server, message, uploads, server, facts))
         self.server = server
+        clipped = _shortened(outcome) if bound is None else self._followed(outcome, bound)
         moved = chosen if self.work.algorithm.tracking else np.arange(len(accepted))
         self.store.stage(accepted[moved], _chosen(taken.state, moved, len(accepted)),
                          ASKED if self.is_opening else self.number)
@@ -277,7 +295,8 @@ class Training:
             self.number, len(trained), rejected, outcome.grad_steps,
             _bytes_down(message, len(trained)),
             sent * (nbytes(take(taken.upload, 0)) if outcome.total is None else outcome.uploaded),
-            float(taken.loss.nanmean()), info, outcome.note, clipped, figures,
+            float(taken.loss.nanmean()), info, outcome.note, clipped,
+            None if bound is None else bound.norm, figures,
         )
 
     def _aggregated(self, message: Message, at: np.ndarray, uploads: Tree, round: Round) -> Aggregated:
@@ -287,6 +306,10 @@ class Training:
             sent = _of_rows(message, at)
             return self._guard.aggregate(method, self._job, sent, self.server, uploads, round)
         return Aggregated(*method.aggregate(self.server, uploads, round), np.arange(len(round.cohort)))
+
+
+def _shortened(outcome: Outcome) -> float | None:
+    return outcome.shortened / outcome.rows if outcome.rows else None
 
 
 def _of_rows(message: Message, at: np.ndarray) -> Message:
@@ -302,12 +325,12 @@ def _chosen(rows: Tree, at: np.ndarray, count: int) -> Tree:
 @contextmanager
 def _undone_on_failure(training: Training) -> Iterator[None]:
     """Undo a round that fails or is interrupted."""
-    server, staged = training.server, training.store.staged
+    server, clip, staged = training.server, training.clip, training.store.staged
     try:
         yield
     except BaseException:
         training.number -= 1
-        training.server = server
+        training.server, training.clip = server, clip
         if training.store.staged is not staged:
             training.store.unstage()
         raise

@@ -62,6 +62,7 @@ class Checkpointer:
         tensors, facts = read(journal if journal.exists() else self._directory / "state.safetensors")
         training = self._training
         training.number = facts["round"]
+        training.clip = facts.get("clip", training.clip)
         training.server = _tree(tensors, "server", training.server)
         training.store.restore(tensors["last_round"].numpy(), tensors["check_sums"].numpy())
         self.best_key = None if facts["best_key"] is None else tuple(facts["best_key"])
@@ -101,8 +102,11 @@ class Checkpointer:
                          "check_sums": torch.from_numpy(store.check_sums)}
 
     def _encode(self, tensors: dict[str, Tensor], promote: bool) -> bytes:
-        facts = {"format": FORMAT, "round": self._training.number, "best_key": self.best_key,
-                 "promote": promote, "identity": self._identity}
+        facts: dict[str, Any] = {
+            "format": FORMAT, "round": self._training.number, "best_key": self.best_key,
+            "promote": promote, "identity": self._identity}
+        if self._training.clip is not None:
+            facts["clip"] = self._training.clip
         return sealed_tensors(tensors, json.dumps(facts, sort_keys=True))
 
 

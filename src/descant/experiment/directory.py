@@ -267,7 +267,8 @@ def _privacy(history: list[dict[str, Any]], privacy: Privacy) -> dict[str, Any]:
     clipped = [row["clipped"] for row in history if "clipped" in row]
     return fields.as_table(privacy) | {
         "budget": privacy.epsilon, "epsilon": history[-1]["epsilon"] if history else 0.0,
-        "clipped": sum(clipped) / len(clipped) if clipped else None}
+        "clipped": sum(clipped) / len(clipped) if clipped else None,
+        "last_clip": history[-1].get("clip") if history else None}
 
 
 def write_privacy(out: Path, account: Account, rounds: int, federation: Federation) -> None:

@@ -24,6 +24,8 @@ def row_of(training: Training, report: RoundReport, seconds: float, evaluations:
         row["epsilon"] = training.account.spent(report.number)
         if report.clipped is not None:
             row["clipped"] = report.clipped
+        if report.clip is not None:
+            row["clip"] = report.clip
     counts = {"away": report.away, "late": report.late}
     row |= {name: count for name, count in counts.items() if count is not None}
     if report.rejected:

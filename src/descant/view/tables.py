@@ -108,8 +108,12 @@ def _costs(summary: dict[str, Any]) -> dict[str, str]:
 def privacy_words(spent: dict[str, Any]) -> str:
     """What a run spent of the privacy of its rows or clients, and whether its clip does anything."""
     whose = "of every row" if spent["unit"] == "record" else "of every client"
+    clip = spent["clip"]
+    if not isinstance(clip, float):
+        last = "" if (found := spent.get("last_clip")) is None else f", {found:.3g} in the last round"
+        clip = f"at quantile {clip['quantile']:g}{last}"
     words = (f"epsilon {spent['epsilon']:.3g} {whose} (delta {spent['delta']:g}, noise {spent['noise']:g}, "
-             f"clip {spent['clip'] if isinstance(spent['clip'], float) else 'by quantile'})")
+             f"clip {clip})")
     share = spent["clipped"]
     if share is None:
         return words

@@ -20,7 +20,7 @@ class Quantile(Checked):
 
     quantile: float = hyper(0.5, "share of the clients whose contribution is not shortened", gt=0, lt=1)
     start: float = hyper(1.0, "the bound in the first round", gt=0)
-    lr: float = hyper(0.2, "how fast the bound follows", gt=0)
+    lr: float = hyper(0.2, "how fast the bound follows", gt=0, le=10)
     count_noise: float | None = hyper(
         None, "deviation of the noise on the number of clients within the bound; absent: a twentieth of the "
               "expected cohort", gt=0)
