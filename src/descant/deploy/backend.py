@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from descant.core.algorithm import Message
 from descant.core.fields import Checked, hyper
 from descant.core.splits import SplitName
 from descant.core.tree import Tree, stack, take
+from descant.deploy.arriving import Arriving
 from descant.deploy.client_manager import ClientManager, raise_failure
 from descant.deploy.messages import PackedTensor, WireMessage
 from descant.deploy.noised import NoisedSummand
@@ -82,6 +84,8 @@ class Replies:
     failed: dict[int, str] = field(default_factory=dict)
     lengths: dict[int, dict[str, float]] = field(default_factory=dict)  # of the uploads, as they came
     shortened: set[int] = field(default_factory=set)
+    position: Mapping[int, int] = field(default_factory=dict)  # of a client in the round
+    arriving: Arriving | None = None  # where the uploads are, if they are added up
 
 
 class RemoteBackend(Backend):
@@ -109,9 +113,22 @@ class RemoteBackend(Backend):
         if job in TRAINING and self._remote.secure is not None:
             return self._run_secure(job, number, requests, position, adding)
         found = Replies(job, number, {client: Message(message.shared, take(message.each, k))
-                                      for client, k in position.items()})
+                                      for client, k in position.items()}, position=position)
+        if adding is None:
+            return self._gathered(found, requests, clients)
+
+        def add(some: Outcome) -> Outcome:
+            return added_up(self.work, some, clients, number, message, adding)
+
+        template, at_once = self._shapes.results[job], self._rules.clip is None
+        with closing(Arriving(template, self._run.directory, add, at_once=at_once)) as uploads:
+            found.arriving = uploads
+            return self._gathered(found, requests, clients)
+
+    def _gathered(self, found: Replies, requests: Mapping[int, WireMessage], clients: np.ndarray) -> Outcome:
+        """The replies of enough clients."""
         # clients beyond the cohort train too where all participate; their uploads are not aggregated
-        counted = {*map(int, self._run.cohort)} if job in TRAINING else set()
+        counted = {*map(int, self._run.cohort)} if found.job in TRAINING else set()
         least = min(self._rules.at_least, len(counted))
         self._wait(list(requests))
         while True:
@@ -124,15 +141,24 @@ class RemoteBackend(Backend):
             if there + len(counted & absent.keys()) < least:
                 raise self._too_few(found, len(requests), least)
             self._wait([*counted & absent.keys()], least - there)
-        if not self.work.algorithm.tracking:
-            self._shorten(found)
-        done = sorted(position[client] for client in found.values)
-        values = [found.values[int(clients[k])] for k in done]
-        failed = {position[client]: reason for client, reason in (found.failed | absent).items()}
-        outcome = Outcome(np.array(done, np.int64), stack([value for value, _ in values]) if values else (),
-                          failed, sum(steps for _, steps in values), self._note(found))
-        # here and not as they arrive: how much they are shortened follows from the lengths of all
-        return outcome if adding is None else added_up(self.work, outcome, clients, number, message, adding)
+        failed = {found.position[client]: reason for client, reason in (found.failed | absent).items()}
+        return self._ended(found, clients)._replace(failed=failed, note=self._note(found))
+
+    def _ended(self, found: Replies, clients: np.ndarray) -> Outcome:
+        """What the replies come to. How much uploads are shortened follows from the lengths of all."""
+        limits = {} if self.work.algorithm.tracking else self._limits(found)
+        steps = sum(steps for _, steps in found.values.values())
+        if found.arriving is not None:
+            return found.arriving.outcome(lambda k, upload: self._shortened(
+                int(clients[k]), upload, limits, found))._replace(grad_steps=steps)
+        done = sorted(found.position[client] for client in found.values)
+        values = []
+        for client in map(int, clients[done]):
+            value, _ = found.values[client]
+            if isinstance(value, LocalResult):
+                value = value._replace(upload=self._shortened(client, value.upload, limits, found))
+            values.append(value)
+        return Outcome(np.array(done, np.int64), stack(values) if values else (), {}, steps)
 
     def _run_secure(self, job: Job, number: int, requests: Mapping[int, WireMessage],
                     position: Mapping[int, int], adding: Adding | None) -> Outcome:
@@ -200,6 +226,7 @@ class RemoteBackend(Backend):
             try:
                 found.values[client] = self._read(job, number, client, reply)
                 self._measure(client, found)
+                self._hand_over(client, found)
             except Rejected as error:
                 self._refuse(client, str(error), found)
                 continue
@@ -207,6 +234,13 @@ class RemoteBackend(Backend):
         if self.work.algorithm.tracking:
             self._refuse_long(found)
         return absent
+
+    def _hand_over(self, client: int, found: Replies) -> None:
+        """An upload that is to be added up is kept here no longer."""
+        value, steps = found.values[client]
+        if found.arriving is not None:
+            found.arriving.put(found.position[client], value)
+            found.values[client] = value._replace(upload=()), steps
 
     def _refuse(self, client: int, reason: str, found: Replies) -> None:
         found.values.pop(client, None)
@@ -272,16 +306,18 @@ class RemoteBackend(Backend):
                 if found.lengths[client].get(name, 0.0) > limit:
                     self._refuse(client, f"its {name} has length {found.lengths[client][name]:.3g}, and no "
                                          f"more than {limit:.3g} is usual in this round", found)
+                    if found.arriving is not None:
+                        found.arriving.drop(found.position[client])
                     break
 
-    def _shorten(self, found: Replies) -> None:
-        limits = self._limits(found)
-        for client, own in found.lengths.items():
-            if client in found.values and any(own.get(name, 0.0) > limit for name, limit in limits.items()):
-                origin = self._origins.of(found.job, client, found.number, found.messages[client])
-                value, steps = found.values[client]
-                found.values[client] = value._replace(upload=shortened(value.upload, origin, limits)), steps
-                found.shortened.add(client)
+    def _shortened(self, client: int, upload: Tree, limits: Mapping[str, float], found: Replies) -> Tree:
+        """An upload no longer than the limits."""
+        own = found.lengths.get(client, {})
+        if all(own.get(name, 0.0) <= limit for name, limit in limits.items()):
+            return upload
+        found.shortened.add(client)
+        origin = self._origins.of(found.job, client, found.number, found.messages[client])
+        return shortened(upload, origin, limits)
 
     def _wait(self, clients: list[int], least: int | None = None) -> None:
         """Wait until enough of these clients are connected. The first time, wait for all of them up to the

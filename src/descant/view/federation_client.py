@@ -17,6 +17,7 @@ from descant.view.display import JOBS, Display, line, printable
 from descant.view.outcome import show_own
 
 # what a reply repeats of the server's request
+LONG, MANY = 40, 8  # characters of a text, and values of a table, that are shown whole
 ECHO = ("what", "nonce", "name", "job", "number", "session", "client", "ready")
 LINGER = 10.0  # seconds before leaving: Flower drops the replies of a client that has left
 
@@ -142,6 +143,11 @@ class ClientDisplay(Display):
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, str) and len(value) > LONG:  # keys, shares and signatures of secure aggregation
+        return f"{value[:8]}... ({times(len(value), 'character')})"
+    if (isinstance(value, Mapping) and len(value) > MANY) or (
+            isinstance(value, list) and len(str(value)) > LONG):
+        return f"({times(len(value), 'value')})"
     if isinstance(value, Mapping):
         return f"({', '.join(f'{key} {_short(each)}' for key, each in value.items())})"
     return f"{value:.4g}" if isinstance(value, float) else f"{value!s:.200}"
