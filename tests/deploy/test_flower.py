@@ -333,7 +333,7 @@ def test_a_restarted_client_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_client_that_lost_its_directory_is_refused_until_it_has_it_back(tmp_path: Path) -> None:
-    wanted = experiment("scaffold", train={"rounds": 4})
+    wanted = experiment("scaffold", train={"rounds": 4}, eval={"every": 4})
     expected = simulated_without(wanted, {2: {3}}, tmp_path / "simulated")
     server, told = flower.MemoryServer(flower.make_clients(DATA, tmp_path)), flower.Quiet()
 
@@ -674,13 +674,15 @@ def test_nothing_but_tensors_counts_and_figures_leaves_a_client(tmp_path: Path) 
     allowed = {"what", "nonce", "name", "kind", "rows", "version", "session", "client", "sizes", "job",
                "number", "steps", "figures"}
     for name, message in answers:
+        riding = message.facts.pop("scores", {})
+        assert {*riding} <= {"job", "number", "steps"}
         assert {*message.facts} <= allowed
         assert message.facts["name"] == name
         words = [value for value in message.facts.values() if isinstance(value, str)]
         assert all(len(word) <= 16 for word in words)
         assert {*message.tensors} <= {
             "value.upload.model.theta", "value.upload.model.stats", "value.loss",
-            *(f"value.{who}.{what}" for who in ("personal", "shared")
+            *(f"{place}.{who}.{what}" for place in ("value", "scores_value") for who in ("personal", "shared")
               for what in ("validation", "test", "error", "auroc"))}
         for packed in message.tensors.values():
             assert not any(row in packed.data for row in rows)

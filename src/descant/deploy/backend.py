@@ -2,6 +2,10 @@
 
 What comes back is checked against the expected shapes. A client that sends anything else is rejected by name,
 and the round goes on with the others.
+
+Scores ride with the request for the next round's training (`announce`), so that an evaluation costs no
+exchange of its own. The replies for that round are kept until the run comes to it. To the run nothing is
+different: a round is committed with its figures before the next one is aggregated.
 """
 
 from __future__ import annotations
@@ -10,8 +14,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -19,20 +23,21 @@ import torch
 from descant.core.algorithm import Message
 from descant.core.fields import Checked, hyper
 from descant.core.splits import SplitName
-from descant.core.tree import Tree, stack, take
+from descant.core.tree import Tree, stack
 from descant.deploy.arriving import Arriving
 from descant.deploy.client_manager import ClientManager, raise_failure
-from descant.deploy.messages import PackedTensor, WireMessage
+from descant.deploy.messages import WireMessage
 from descant.deploy.noised import NoisedSummand
 from descant.deploy.protocol import TRAINING, RemoteExperiment, Shapes
+from descant.deploy.replies import Replies
+from descant.deploy.riders import apart, together
 from descant.deploy.secure_rounds import LostRound, SecureRounds
 from descant.deploy.summand import Summand
 from descant.deploy.transport import NoReply, Rejected
 from descant.engine.adding import Adding, added_up
-from descant.engine.backends.base import Backend
+from descant.engine.backends.base import Backend, Planned
 from descant.engine.outcome import Outcome
 from descant.engine.remedy import remedy
-from descant.engine.store import ClientStore
 from descant.engine.uploads import WIDER, Origins, lengths, medians, not_finite, shortened
 from descant.engine.work import ClientScores, Job, LocalResult, Scores
 from descant.errors import DescantError
@@ -73,22 +78,9 @@ class Observer(Protocol):
         """No reply, or a rejected one."""
 
 
-@dataclass
-class Replies:
-    """What has come of a job, by client."""
-
-    job: Job
-    number: int
-    messages: dict[int, Message]
-    values: dict[int, tuple[Any, int]] = field(default_factory=dict)  # with the gradient steps
-    failed: dict[int, str] = field(default_factory=dict)
-    lengths: dict[int, dict[str, float]] = field(default_factory=dict)  # of the uploads, as they came
-    shortened: set[int] = field(default_factory=set)
-    position: Mapping[int, int] = field(default_factory=dict)  # of a client in the round
-    arriving: Arriving | None = None  # where the uploads are, if they are added up
-
-
 class RemoteBackend(Backend):
+    asks: ClassVar[bool] = True
+
     def __init__(self, run: Run, remote: RemoteExperiment, shapes: Shapes, clients: ClientManager,
                  rules: Rules, observer: Observer, authority: bytes | None = None) -> None:
         super().__init__(run.work, 1)
@@ -102,46 +94,54 @@ class RemoteBackend(Backend):
         self._origins = Origins(run.work, shapes.state)
         self._secure = SecureRounds(remote, clients, authority, rules.deadline, observer)
         self._began = False
+        self._early: dict[tuple[Job, int], Replies] = {}  # of what was asked for before it was run
 
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
             adding: Adding | None = None) -> Outcome:
-        store = self._run.snapshot("last").store
-        shared = WireMessage.of({}, shared=message.shared).tensors
-        position = {int(client): k for k, client in enumerate(clients)}
-        requests = {client: self._request(job, client, number, store, shared, take(message.each, k))
-                    for client, k in position.items()}
-        if job in TRAINING and self._remote.secure is not None:
-            return self._run_secure(job, number, requests, position, adding)
-        found = Replies(job, number, {client: Message(message.shared, take(message.each, k))
-                                      for client, k in position.items()}, position=position)
+        planned = Planned(job, clients, number, message, adding)
+        if self._is_secret(job):
+            return self._run_secure(Replies(planned), adding)
+        with closing(self._asked(planned)) as found:
+            return self._gathered(found, clients)
+
+    def _asked(self, planned: Planned) -> Replies:
+        """What clients reply. They are asked for all that was announced, too, if this was not among it."""
+        if planned.key not in self._early:
+            others = [each for each in self.announced if each.key != planned.key]
+            self.announced.clear()
+            self._early = {each.key: self._open(each) for each in (planned, *others)
+                           if not self._is_secret(each.job)}
+            self._wait([*self._early[planned.key].position])
+            self._collect([*self._early.values()])
+        return self._early.pop(planned.key)
+
+    def _is_secret(self, job: Job) -> bool:
+        return job in TRAINING and self._remote.secure is not None
+
+    def _open(self, planned: Planned) -> Replies:
+        job, clients, number, message, adding = planned
         if adding is None:
-            return self._gathered(found, requests, clients)
+            return Replies(planned)
 
         def add(some: Outcome) -> Outcome:
             return added_up(self.work, some, clients, number, message, adding)
 
         template, at_once = self._shapes.results[job], self._rules.clip is None
-        with closing(Arriving(template, self._run.directory, add, at_once=at_once)) as uploads:
-            found.arriving = uploads
-            return self._gathered(found, requests, clients)
+        return Replies(planned, Arriving(template, self._run.directory, add, at_once=at_once))
 
-    def _gathered(self, found: Replies, requests: Mapping[int, WireMessage], clients: np.ndarray) -> Outcome:
+    def _gathered(self, found: Replies, clients: np.ndarray) -> Outcome:
         """The replies of enough clients."""
         # clients beyond the cohort train too where all participate; their uploads are not aggregated
         counted = {*map(int, self._run.cohort)} if found.job in TRAINING else set()
         least = min(self._rules.at_least, len(counted))
-        self._wait(list(requests))
-        while True:
-            missing = {client: request for client, request in requests.items()
-                       if client not in found.values and client not in found.failed}
-            absent = self._collect(missing, found)
+        while (there := len(counted & found.values.keys())) < least:
             # absent clients may come back; rejected ones may not try again
-            if (there := len(counted & found.values.keys())) >= least:
-                break
-            if there + len(counted & absent.keys()) < least:
-                raise self._too_few(found, len(requests), least)
-            self._wait([*counted & absent.keys()], least - there)
-        failed = {found.position[client]: reason for client, reason in (found.failed | absent).items()}
+            if there + len(counted & found.absent.keys()) < least:
+                raise self._too_few(found, len(clients), least)
+            self._wait([*counted & found.absent.keys()], least - there)
+            self._collect([found])
+        failed = {found.position[client]: reason
+                  for client, reason in (found.failed | found.absent).items()}
         return self._ended(found, clients)._replace(failed=failed, note=self._note(found))
 
     def _ended(self, found: Replies, clients: np.ndarray) -> Outcome:
@@ -160,9 +160,10 @@ class RemoteBackend(Backend):
             values.append(value)
         return Outcome(np.array(done, np.int64), stack(values) if values else (), {}, steps)
 
-    def _run_secure(self, job: Job, number: int, requests: Mapping[int, WireMessage],
-                    position: Mapping[int, int], adding: Adding | None) -> Outcome:
+    def _run_secure(self, asked: Replies, adding: Adding | None) -> Outcome:
         """As `run`, where the server learns the sum of the uploads alone."""
+        job, number, position = asked.job, asked.number, asked.position
+        requests = self._requests(asked, list(position))
         method, mechanism = self.work.at(number).algorithm, self.work.privacy
         bound = None if adding is None else adding.bound
         summand = Summand(method, self._shapes, job)
@@ -202,38 +203,63 @@ class RemoteBackend(Backend):
         return f"shortened to {self._rules.clip:g} times the median of the round: the updates of {names}"
 
     def close(self) -> None:
-        """The clients run on."""
+        """The clients run on. What they have replied for a round that is not played is dropped."""
+        for early in self._early.values():
+            early.close()
+        self._early.clear()
 
-    def _request(self, job: Job, client: int, number: int, store: ClientStore,
-                 shared: Mapping[str, PackedTensor], each: Tree) -> WireMessage:
-        best = self._run.snapshot("best").store
-        facts = {"what": "work", "job": job, "number": number, "session": self._remote.session,
-                 "counted": int(store.last_round[client]), "kept": [int(best.last_round[client])]}
-        return WireMessage(facts, {**shared, **WireMessage.of({}, each=each).tensors})
+    def _requests(self, asked: Replies, clients: Sequence[int]) -> dict[int, WireMessage]:
+        """For each of these clients. It may be asked to go on from a round that is not yet committed: the
+        state from which a killed server would go on is kept, too."""
+        store, best = self._run.snapshot("last").store, self._run.snapshot("best").store
+        written, found = store.written, {}
+        for client in clients:
+            facts = {"what": "work", "job": asked.job, "number": asked.number,
+                     "session": self._remote.session, "counted": int(store.last_round[client]),
+                     "kept": [int(best.last_round[client]), int(written[client])]}
+            each = WireMessage.of({}, each=asked.message(client).each).tensors
+            found[client] = WireMessage(facts, {**asked.shared, **each})
+        return found
 
-    def _collect(self, requests: dict[int, WireMessage], found: Replies) -> dict[int, str]:
-        """Request the work; adds to `found`, and returns the absent clients with the reason."""
-        absent: dict[int, str] = {}
-        job, number = found.job, found.number
-        self._observer.asked(job, number, [self._clients.names[client] for client in requests])
-        began = time.monotonic()
-        for client, reply in self._clients.request(requests, self._rules.deadline):
-            name = self._clients.names[client]
+    def _collect(self, jobs: Sequence[Replies]) -> None:
+        """Ask every client for all of these jobs that it is still to do, in one request."""
+        due: dict[int, list[Replies]] = {}
+        parts: dict[int, list[WireMessage]] = {}
+        for found in sorted(jobs, key=lambda found: found.job in TRAINING):  # scores ride with training
+            for client, request in self._requests(found, found.missing()).items():
+                due.setdefault(client, []).append(found)
+                parts.setdefault(client, []).append(request)
+        requests = {client: together(own) for client, own in parts.items()}
+        label, number = jobs[0].job, jobs[0].number
+        self._observer.asked(label, number, [self._clients.names[client] for client in requests])
+        began, seconds = time.monotonic(), self._rules.deadline * max(map(len, due.values()), default=1)
+        for client, reply in self._clients.request(requests, seconds):
+            for found in due[client]:
+                found.absent.pop(client, None)
             if isinstance(reply, NoReply):
-                (found.failed if reply.final else absent)[client] = reply.reason
-                self._observer.lost(name, job, reply.reason)
+                for found in due[client]:
+                    (found.failed if reply.final else found.absent)[client] = reply.reason
+                self._observer.lost(self._clients.names[client], label, reply.reason)
                 continue
-            try:
-                found.values[client] = self._read(job, number, client, reply)
-                self._measure(client, found)
-                self._hand_over(client, found)
-            except Rejected as error:
-                self._refuse(client, str(error), found)
-                continue
-            self._observer.answered(name, job, time.monotonic() - began, reply.nbytes())
+            taken = [self._take(client, part, found)
+                     for part, found in zip(apart(reply, len(due[client])), due[client], strict=True)]
+            if any(taken):
+                self._observer.answered(self._clients.names[client], label, time.monotonic() - began,
+                                        reply.nbytes())
         if self.work.algorithm.tracking:
-            self._refuse_long(found)
-        return absent
+            for found in jobs:
+                self._refuse_long(found)
+
+    def _take(self, client: int, reply: WireMessage, found: Replies) -> bool:
+        """Whether a reply is what was asked for."""
+        try:
+            found.values[client] = self._read(found.job, found.number, client, reply)
+            self._measure(client, found)
+            self._hand_over(client, found)
+        except Rejected as error:
+            self._refuse(client, str(error), found)
+            return False
+        return True
 
     def _hand_over(self, client: int, found: Replies) -> None:
         """An upload that is to be added up is kept here no longer."""
@@ -286,7 +312,7 @@ class RemoteBackend(Backend):
         value, _ = found.values[client]
         if not isinstance(value, LocalResult):
             return
-        origin = self._origins.of(found.job, client, found.number, found.messages[client])
+        origin = self._origins.of(found.job, client, found.number, found.message(client))
         found.lengths[client] = lengths(value.upload, origin)
         norm = math.hypot(*found.lengths[client].values())
         if self._rules.max_norm is not None and norm > self._rules.max_norm:
@@ -316,7 +342,7 @@ class RemoteBackend(Backend):
         if all(own.get(name, 0.0) <= limit for name, limit in limits.items()):
             return upload
         found.shortened.add(client)
-        origin = self._origins.of(found.job, client, found.number, found.messages[client])
+        origin = self._origins.of(found.job, client, found.number, found.message(client))
         return shortened(upload, origin, limits)
 
     def _wait(self, clients: list[int], least: int | None = None) -> None:

@@ -40,6 +40,7 @@ from descant.deploy.protocol import (
     tables_of,
 )
 from descant.deploy.refusals import Mismatch, NotJoined, Refusal
+from descant.deploy.riders import RIDER, apart, together
 from descant.deploy.secure.parts import Identity
 from descant.deploy.transport import Payload, Rejected
 from descant.engine.personal import job_for
@@ -118,25 +119,33 @@ class Client:
         may quote a value of a row."""
         what = request.facts.get("what")
         echo = {"what": what, "nonce": request.facts.get("nonce"), "name": self.name}
-        try:
-            with one_thread():
-                handlers = {"hello": self._hello, "refuse": self._refuse, "join": self._join,
-                            "work": self._work, "finish": self._finish, "secure": self._secure}
-                if what not in handlers:
-                    raise Rejected(f"request {what!r:.40} is unknown to descant {__version__}")
-                found = handlers[what](request)
-                found = found._replace(facts=echo | found.facts)
-        except Exception as error:
-            self._observer.failed(str(what), error)
-            told = isinstance(error, NotJoined | Mismatch | Spent)
-            reason = str(error) if told else type(error).__name__
-            facts = error.facts if isinstance(error, Mismatch) else {}
-            found = WireMessage(echo | facts | {"failed": reason, "ready": not isinstance(error, NotJoined)})
+        with one_thread():
+            if what == "work" and RIDER in request.facts:
+                scored, request = apart(request, 2)
+                found = together([self._done_of("scores", scored), self._done_of(what, request)])
+            else:
+                found = self._done_of(what, request)
+        found = found._replace(facts=echo | found.facts)
         number = request.facts.get("number")
         shapes = {name: packed.shape for name, packed in found.tensors.items()}
         self._observer.answered(str(what), number if isinstance(number, int) else 0, found.facts, shapes,
                                 found.nbytes())
         return found
+
+    def _done_of(self, what: Any, request: WireMessage) -> WireMessage:
+        """The reply to one piece of work, or why there is none."""
+        handlers = {"hello": self._hello, "refuse": self._refuse, "join": self._join, "work": self._work,
+                    "finish": self._finish, "secure": self._secure, "scores": self._scores}
+        try:
+            if what not in handlers:
+                raise Rejected(f"request {what!r:.40} is unknown to descant {__version__}")
+            return handlers[what](request)
+        except Exception as error:
+            self._observer.failed(str(what), error)
+            told = isinstance(error, NotJoined | Mismatch | Spent)
+            reason = str(error) if told else type(error).__name__
+            facts = error.facts if isinstance(error, Mismatch) else {}
+            return WireMessage(facts | {"failed": reason, "ready": not isinstance(error, NotJoined)})
 
     # -- before the first round ------------------------------------------------------------------
 
@@ -233,6 +242,12 @@ class Client:
             return WireMessage.of(facts, value=value._replace(state=()))
         masked = self._masking.masked(joined, one, self._message(joined, job, request), value)
         return masked._replace(facts=facts)
+
+    def _scores(self, request: WireMessage) -> WireMessage:
+        """Of the round before, beside the work of the next."""
+        if request.facts.get("job") in TRAINING:
+            raise Rejected("training does not ride with other work")
+        return self._work(request)
 
     def _secure(self, request: WireMessage) -> WireMessage:
         """A phase of secure aggregation other than the work itself."""

@@ -43,7 +43,7 @@ from descant.deploy.summand import Summand
 from descant.deploy.transport import NoReply, Rejected, ServerTransport
 from descant.engine.personal import message_for
 from descant.engine.rounds import Training
-from descant.engine.work import LocalResult
+from descant.engine.work import ClientScores, LocalResult
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
 from descant.experiment import observe
@@ -138,9 +138,11 @@ def _require_enough(experiment: Experiment, clients: int) -> None:
 
 
 def _largest_reply(remote: RemoteExperiment, shapes: Shapes) -> int:
-    """In bytes of tensors; words of masked vectors have eight, and shares are for every client."""
+    """In bytes of tensors, with the scores that ride; words of masked vectors have eight, and shares are for
+    every client."""
     plain = max(nbytes(result._replace(state=()) if isinstance(result, LocalResult) else result)
-                for result in shapes.results.values())
+                for result in shapes.results.values()) + max(
+        nbytes(result) for result in shapes.results.values() if isinstance(result, ClientScores))
     if remote.secure is None:
         return plain
     method = remote.experiment.algorithm

@@ -13,7 +13,7 @@ import numpy as np
 
 from descant.core.algorithm import Algorithm, Message, Round
 from descant.core.tree import Tree
-from descant.engine.backends.base import Backend
+from descant.engine.backends.base import Backend, Planned
 from descant.engine.outcome import Outcome
 from descant.engine.store import ClientStore
 from descant.engine.work import Job, Work, to_score
@@ -58,14 +58,23 @@ def personal_models(backend: Backend, snapshot: Snapshot, clients: np.ndarray, a
                     score: bool = False) -> Iterator[tuple[np.ndarray, Outcome]]:
     """The personal models of clients, or their scores, in groups of `at_once`: positions in `clients`, and
     what came of them."""
-    work, (number, server, store) = backend.work, snapshot
+    groups = _groups(backend.work, snapshot, clients, at_once, score)
+    if backend.asks:
+        groups = iter(found := list(groups))
+        backend.announce([planned for _, planned in found])
+    for at, planned in groups:
+        job, group, number, message, _ = planned
+        yield at, backend.run(job, group, number, message, snapshot.store.read(group))
+
+
+def _groups(work: Work, snapshot: Snapshot, clients: np.ndarray, at_once: int, score: bool
+            ) -> Iterator[tuple[np.ndarray, Planned]]:
+    number, server, store = snapshot
     newcomer = ~store.took_part(clients)
     for is_newcomer in (False, True):
         positions = np.flatnonzero(newcomer == is_newcomer)
         for start in range(0, len(positions), at_once):
             at = positions[start : start + at_once]
-            group = clients[at]
-            message = message_for(work.algorithm, server, work.round_of(group, number), is_newcomer,
+            message = message_for(work.algorithm, server, work.round_of(clients[at], number), is_newcomer,
                                   score=score)
-            job = job_for(is_newcomer, score=score)
-            yield at, backend.run(job, group, number, message, store.read(group))
+            yield at, Planned(job_for(is_newcomer, score=score), clients[at], number, message)

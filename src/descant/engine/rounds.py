@@ -23,7 +23,7 @@ from descant.engine.account import Account
 from descant.engine.adding import Adding, Bound, form_of, noised_mean, not_finite, origin_of
 from descant.engine.attack import Attack
 from descant.engine.availability import Trace, read_trace
-from descant.engine.backends.base import Backend
+from descant.engine.backends.base import Backend, Planned
 from descant.engine.cohort import sampled
 from descant.engine.diagnostics import Observed, diagnosed, named
 from descant.engine.divergence import Levels
@@ -172,6 +172,16 @@ class Training:
     def is_opening(self) -> bool:
         """Whether the present round asks everyone once, and trains nobody."""
         return self.number == 1 and self.work.algorithm.opens()
+
+    def upcoming(self) -> Planned:
+        """What clients will be asked in the round after the present one."""
+        self.number += 1
+        try:
+            cohort, trained, _ = self._sampled()
+            message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
+            return Planned(self._job, trained, self.number, message, self._adding(cohort, trained))
+        finally:
+            self.number -= 1
 
     def play(self, backend: Backend) -> RoundReport:
         """One round. The new client states are staged in the store, not yet written."""

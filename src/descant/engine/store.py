@@ -135,6 +135,13 @@ class ClientStore:
         """Whether each of the clients ever did; held-out clients, beyond the population, never do."""
         return np.asarray(self._last(clients) > 0)
 
+    @property
+    def written(self) -> np.ndarray:
+        """The last rounds without what is staged: those from which a killed run goes on."""
+        found = self.last_round.copy()
+        found[self.staged.clients] = self.staged.before
+        return found
+
     def _has_row(self, clients: np.ndarray) -> np.ndarray:
         return np.asarray(self._last(clients) != 0)
 

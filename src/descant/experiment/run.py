@@ -105,6 +105,14 @@ class Run:
         return (account is not None and self.rounds < self.setup.train.rounds
                 and not account.allows(self.rounds + 1))
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether another round follows the present one, whatever its figures are. Where training spends
+        privacy, nobody trains for a round before the one before it is committed."""
+        train, metric = self.setup.train, self.setup.deciding.name
+        return (self._training.number < train.rounds and self.account is None and self.stop_asked is None
+                and (train.patience is None or idle(self.history, metric) + 1 < train.patience))
+
     def stop(self, why: str = "") -> None:
         """End the run after the present round, from `on_round` or `on_evaluate`. It can be resumed."""
         self.stop_asked = why
@@ -173,6 +181,8 @@ class Run:
             played = time.perf_counter()
             evaluations: list[Evaluation] = []
             if self.setup.is_told and settings.due(report.number, train.rounds):
+                if backend.asks and self._goes_on:
+                    backend.announce([self._training.upcoming()])
                 with self.stopwatch("evaluate"):
                     evaluations = [evaluate(self._training, backend, group, settings.rows)
                                    for group in groups]
@@ -265,7 +275,8 @@ def lead(setup: Setup, out: Path, backend: Callable[[Run], Backend], observer: O
         with layout.created(out, setup.tables()) if is_new else locked(out):
             run = Run(setup, training, out) if is_new else _continued(
                 setup, training, out, setup.train.rounds != layout.rounds(out))
-            return _finish(run, backend(run), observer, [])
+            with closing(backend(run)) as made:
+                return _finish(run, made, observer, [])
 
 
 def _continued(setup: Setup, training: Training, out: Path, changed: bool) -> Run:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,20 +16,41 @@ from descant.engine.outcome import Outcome, gather
 from descant.engine.work import Job, Work
 
 
+class Planned(NamedTuple):
+    """A job for some clients, which is run soon."""
+
+    job: Job
+    clients: np.ndarray
+    number: int
+    message: Message  # `each` has a row per client
+    adding: Adding | None = None  # how uploads are added up
+
+    @property
+    def key(self) -> tuple[Job, int]:
+        return self.job, self.number
+
+
 class Backend(ABC):
     """Runs a job for any number of clients. All backends give the same results up to rounding."""
+
+    asks: ClassVar[bool] = False  # whether its clients are asked, so that jobs are better put together
 
     def __init__(self, work: Work, chunk: int, scored: int | None = None) -> None:
         self.work = work
         self.chunk = chunk  # clients that train together
         self.scored = scored or chunk  # clients whose models are scored together
         self.notes: list[str] = []  # for the user
+        self.announced: list[Planned] = []
 
     @abstractmethod
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
             adding: Adding | None = None) -> Outcome:
         """The job's results; `message.each` and `states` have a row per client. With `adding`, the uploads
         are added up where they are made."""
+
+    def announce(self, jobs: Sequence[Planned]) -> None:
+        """These jobs are run next. Who asks clients may ask for them together with the first."""
+        self.announced += jobs
 
     @abstractmethod
     def close(self) -> None:
