@@ -15,12 +15,32 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import descant
+from benchmarks.hashes import needed
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_version_is_that_of_the_installed_distribution():
     assert descant.__version__ == importlib.metadata.version("descant")
+
+
+def test_the_deployment_extra_is_pinned_by_hash():
+    """Every package of the extra, with the versions of constraints.txt, and nothing of this machine."""
+    text = (ROOT / "deployment.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert "/" not in "".join(lines)
+    assert "@" not in "".join(lines)
+    found: dict[str, str] = {}
+    hashes: dict[str, int] = {}
+    for line in lines:
+        if (pin := re.fullmatch(r'([a-z0-9-]+)==([\w.]+)(\+cpu)?( ; sys_platform .= "linux")? \\', line)
+                ) is not None:
+            found[pin[1]] = pin[2]
+        else:
+            assert re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line), line
+            hashes[[*found][-1]] = hashes.get([*found][-1], 0) + 1
+    assert found == needed()
+    assert {"torch", "flwr", "cryptography", "grpcio"} <= found.keys() == hashes.keys()
 
 
 def test_typing_marker_is_present():
