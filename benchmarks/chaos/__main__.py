@@ -15,6 +15,7 @@ import typer
 from benchmarks.chaos.clock import Clocks
 from benchmarks.chaos.federation import Federation
 from benchmarks.chaos.plan import Fault, draw
+from descant.deploy.transport.choose import Name
 from descant.experiment.checkpoint import read
 
 CLIENTS = ["east", "north", "south"]
@@ -27,29 +28,30 @@ class Broken(Exception):
 
 def main(faults: Annotated[int, typer.Option(help="How many.")] = 28,
          rounds: Annotated[int, typer.Option(help="Of the federation.")] = 60,
-         seed: Annotated[int, typer.Option(help="Of the plan; 0: any.")] = 0) -> None:
+         seed: Annotated[int, typer.Option(help="Of the plan; 0: any.")] = 0,
+         transport: Annotated[Name, typer.Option(help="That carries the federation.")] = Name.grpc) -> None:
     """Run a federation undisturbed and under faults, and compare."""
     seed = seed or 1 + secrets.randbelow(2**31)
     print(f"seed {seed}")
     try:
-        print(compare(faults, rounds, seed))
+        print(compare(faults, rounds, seed, transport))
     except Broken as error:
         sys.exit(f"BROKEN: {error}")
 
 
-def compare(faults: int, rounds: int, seed: int) -> str:
+def compare(faults: int, rounds: int, seed: int, transport: Name = Name.grpc) -> str:
     with tempfile.TemporaryDirectory() as place:
         base = Path(place)
         clocks = Clocks(base)
         if clocks.library is None:
             print("without a C compiler (cc) no clock jumps")
         plan = draw(seed, faults, rounds, CLIENTS, clocks.library is not None)
-        calm, _ = run(Federation(base / "calm", CLIENTS, rounds, clocks, 0), [])
-        wild, restarts = run(Federation(base / "wild", CLIENTS, rounds, clocks, seed), plan)
+        calm, _ = run(Federation(base / "calm", CLIENTS, rounds, clocks, 0, transport), [])
+        wild, restarts = run(Federation(base / "wild", CLIENTS, rounds, clocks, seed, transport), plan)
         same(calm, wild)
-    return (f"{len(plan)} faults, {restarts} restarts, {rounds} rounds: the server's state, the loss of each "
-            f"round and the models of {len(CLIENTS)} clients are those of the undisturbed federation, bit "
-            "for bit")
+    return (f"over {transport}: {len(plan)} faults, {restarts} restarts, {rounds} rounds: the state, "
+            f"the loss of each round and the models of {len(CLIENTS)} clients are those of the undisturbed "
+            "federation, bit for bit")
 
 
 def run(federation: Federation, plan: list[Fault]) -> tuple[Federation, int]:

@@ -19,8 +19,10 @@ from benchmarks.chaos.clock import Clocks
 from benchmarks.chaos.liar import NAME as LIAR
 from benchmarks.chaos.plan import SERVER, Fault
 from benchmarks.chaos.proxy import Proxy
+from descant.deploy.transport.choose import Name
 
 DEADLINE = 10  # seconds
+WRONG = 5.0  # seconds after which a clock is set, where Flower's link refuses who has another time
 EXPERIMENT = """
 [data]
 dataset = "digits"
@@ -45,8 +47,10 @@ every = {rounds}
 class Federation:
     """Started by `with`. A process that ends before its time is started again."""
 
-    def __init__(self, place: Path, clients: list[str], rounds: int, clocks: Clocks, liar: int) -> None:
+    def __init__(self, place: Path, clients: list[str], rounds: int, clocks: Clocks, liar: int,
+                 transport: Name) -> None:
         self._place, self._clients, self._clocks, self._liar = place, clients, clocks, liar
+        self._transport = transport
         place.mkdir()
         (place / "experiment.toml").write_text(EXPERIMENT.format(clients=len(clients) + 1, rounds=rounds))
         names = [part for name in (*clients, LIAR) for part in ("--client", name)]
@@ -88,11 +92,13 @@ class Federation:
         if name == SERVER:
             return ["descant", "server", "experiment.toml", "--clients", everyone, "--keys", keys, "--out",
                     "out", "--port", self._port, "--host", "127.0.0.1", "--no-alone", "--deadline", DEADLINE,
-                    "--at-least", len(self._clients)]
+                    "--at-least", len(self._clients), "--transport", self._transport]
         if name == LIAR:
-            return ["benchmarks.chaos.liar", f"127.0.0.1:{self._port}", keys, self.client(name), self._liar]
+            return ["benchmarks.chaos.liar", f"127.0.0.1:{self._port}", keys, self.client(name), self._liar,
+                    self._transport]
         return ["descant", "client", "--server", f"127.0.0.1:{self._proxies[name].port}", "--name", name,
-                "--data", f"digits:{self._clients.index(name)}", "--keys", keys, "--dir", self.client(name)]
+                "--data", f"digits:{self._clients.index(name)}", "--keys", keys, "--dir", self.client(name),
+                "--transport", self._transport]
 
     def _start(self, name: str) -> None:
         # a pipe, not a file: a full disk is for what the process itself writes
@@ -131,6 +137,8 @@ class Federation:
                 process.wait()
             elif fault.kind == "clock":
                 self._clocks.jump(fault.target, fault.seconds)
+                if self._transport is Name.flower:
+                    threading.Timer(WRONG, self._clocks.jump, (fault.target, 0)).start()
             elif fault.kind in ("cut", "corrupt"):
                 getattr(self._proxies[fault.target], fault.kind)()
             else:

@@ -1,4 +1,5 @@
-"""A client that lies: `python -m benchmarks.chaos.liar SERVER KEYS DIR SEED`; the seed 0 is always by NaN."""
+"""A client that lies: `python -m benchmarks.chaos.liar SERVER KEYS DIR SEED TRANSPORT`. The seed 0 is always
+by NaN."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ LIES = (nan, shorter, much_longer, unlisted, nonsense, fact("steps", 10**12), fa
         fact("number", 10**6), fact("job", "score"), fact("nonce", "0"), fact("what", "join"))
 
 
-def main(server: str, keys: str, directory: str, seed: str) -> None:
+def main(server: str, keys: str, directory: str, seed: str, transport: str) -> None:
     honest = Client(NAME, "digits:0", Path(directory), Silent())
     generator = random.Random(int(seed))
 
@@ -64,8 +65,9 @@ def main(server: str, keys: str, directory: str, seed: str) -> None:
             return found
         return (generator.choice(LIES) if int(seed) else nan)(found)
 
-    make_client(Name.grpc, Address.parse(server), ClientKeys.load(Path(keys), NAME), Path(directory)).serve(
-        reply, Silent(), threading.Event())
+    link = make_client(Name(transport), Address.parse(server), ClientKeys.load(Path(keys), NAME),
+                       Path(directory))
+    link.serve(reply, Silent(), threading.Event())
 
 
 if __name__ == "__main__":

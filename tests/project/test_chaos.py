@@ -29,4 +29,4 @@ def test_a_plan_has_every_kind_and_can_be_repeated() -> None:
 def test_a_federation_under_faults() -> None:
     """One fault of each kind, and a liar in every round."""
     kinds = len(KINDS) - (shutil.which("cc") is None)
-    assert compare(kinds, 16, 5).startswith(f"{kinds} faults")
+    assert compare(kinds, 16, 5).startswith(f"over grpc: {kinds} faults")
