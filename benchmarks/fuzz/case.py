@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from descant.errors import DescantError
 
 SECONDS = 5  # of computing in a case: on a machine that others use, the clock says little
-ASLEEP = 60  # seconds by the clock, for what waits and does not compute
+ASLEEP = 60  # seconds for what waits and does not compute, without those in which this process is stopped
 MEMORY = 2 * 10**9  # bytes that a case may map beyond what the process has
 
 
@@ -34,14 +34,23 @@ class Kind(NamedTuple):
 @contextmanager
 def held() -> Iterator[None]:
     """While a case runs: limits of time and memory, and no file that is left open is told."""
-    def rung(*_: object) -> None:
-        raise Hang(f"more than {SECONDS} s of computing, or {ASLEEP} s")
+    seconds = 0
 
-    before = {kind: signal.signal(kind, rung) for kind in (signal.SIGALRM, signal.SIGPROF)}
+    def tick(*_: object) -> None:
+        nonlocal seconds
+        seconds += 1
+        if seconds > ASLEEP:
+            raise Hang(f"more than {ASLEEP} s")
+
+    def rung(*_: object) -> None:
+        raise Hang(f"more than {SECONDS} s of computing")
+
+    handlers = {signal.SIGALRM: tick, signal.SIGPROF: rung}
+    before = {kind: signal.signal(kind, handler) for kind, handler in handlers.items()}
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_mapped() + MEMORY, limits[1]))
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    signal.setitimer(signal.ITIMER_REAL, ASLEEP)
+    signal.setitimer(signal.ITIMER_REAL, 1, 1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

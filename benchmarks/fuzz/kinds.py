@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.fuzz import experiments, messages, models, runs, tables
+from benchmarks.fuzz import experiments, frames, messages, models, runs, tables
 from benchmarks.fuzz.case import Kind
 
 KINDS: dict[str, Callable[[Path], Kind]] = {  # each with a directory of its own
@@ -19,4 +19,5 @@ KINDS: dict[str, Callable[[Path], Kind]] = {  # each with a directory of its own
     "hostile models": models.hostile_kind,
     "requests": messages.request_kind,
     "replies": messages.reply_kind,
+    "frames": frames.frame_kind,
 }

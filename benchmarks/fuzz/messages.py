@@ -25,7 +25,8 @@ from descant.experiment.config import Experiment
 
 NAMES = ("north", "south")
 EXPERIMENT = {"data": {"dataset": "logistic", "clients": 2, "dim": 3, "rows": 12}, "model": {"name": "mclr"},
-              "algorithm": {"name": "ditto"}, "train": {"rounds": 1, "batch": 4, "local": {"steps": 1}}}
+              "algorithm": {"name": "ditto"}, "train": {"rounds": 2, "batch": 4, "local": {"steps": 1}},
+              "eval": {"every": 1}}  # the scores of the first round ride with the work of the second
 
 
 class Quiet:

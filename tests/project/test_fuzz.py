@@ -17,7 +17,7 @@ pytestmark = pytest.mark.thorough
 
 @pytest.mark.parametrize("name", KINDS)
 def test_some_cases_of_a_kind(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("flwr" if name in ("requests", "replies") else "pyarrow")
+    pytest.importorskip("flwr" if name in ("requests", "replies", "frames") else "pyarrow")
     count = 5 if name == "replies" else 30
     assert 0 <= case.run_cases(KINDS[name](tmp_path), count, 1) <= 10 * count
 
