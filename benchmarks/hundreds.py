@@ -6,14 +6,16 @@ A server as it is, `descant server` with certificates on loopback. The clients a
 certificates, connections and directories of their own, but light: softmax regression on a few rows, one
 gradient step, many clients in each of two processes. So what is measured is the server and the transport, as
 far as two cores that they share with the clients allow; clients in processes of their own would each need
-250 MB and a start of seconds. Shown are the median seconds of a round (without the first), with and without
-evaluation, and the memory of the server.
+250 MB and a start of seconds. Shown are the seconds from one round's line of metrics.jsonl to the next, which
+is all of it: training, evaluation, commit; and the memory of the server. `--every 0` evaluates the last round
+alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -57,24 +59,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--every", type=int, default=2, help="rounds between evaluations")
+    parser.add_argument("--every", type=int, default=1, help="rounds between evaluations; 0: the last alone")
     parser.add_argument("--parameters", type=int, default=0, help="of a network with one hidden layer")
     parser.add_argument("--transport", default="grpc")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
-        seconds, peaks, uploads = federate(Path(place), given, stack)
-    plain = [row["seconds"] for row in seconds[1:]]
-    scored = [row["eval_seconds"] for row in seconds[1:] if row.get("eval_seconds")]
-    print(f"{given.clients} clients, {given.transport}: {statistics.median(plain):.2f} s a round "
-          f"({min(plain):.2f} to {max(plain):.2f}), an evaluation "
-          f"{statistics.median(scored) if scored else float('nan'):.2f} s more; memory of the server "
-          f"{peaks[0]:.0f} MB before the first round, {max(peaks):.0f} MB at most, all uploads of a round "
-          f"{uploads / 2**20:.1f} MB")
+        rounds, peaks, uploads = federate(Path(place), given, stack)
+    print(f"{given.clients} clients, {given.transport}, "
+          f"{'each evaluated' if given.every == 1 else 'evaluated now and then'}: "
+          f"{statistics.median(rounds):.2f} s a round ({min(rounds):.2f} to {max(rounds):.2f}, {len(rounds)} "
+          f"rounds); memory of the server {peaks[0]:.0f} MB before the first round, {max(peaks):.0f} MB at "
+          f"most, all uploads of a round {uploads / 2**20:.1f} MB")
 
 
 def federate(base: Path, given: argparse.Namespace, stack: contextlib.ExitStack
-             ) -> tuple[list[dict[str, float]], list[float], int]:
-    """The rows of the rounds, the megabytes of the server over time, and the bytes of a round's uploads."""
+             ) -> tuple[list[float], list[float], int]:
+    """The seconds of the rounds after the first, the megabytes of the server over time, and the bytes of a
+    round's uploads."""
+    given = argparse.Namespace(**vars(given) | {"every": given.every or given.rounds})
     model = f'name = "dnn"\nhidden = {given.parameters // 75}' if given.parameters else 'name = "mclr"'
     (base / "experiment.toml").write_text(EXPERIMENT.format(model=model, **vars(given)))
     names = [f"n{k:03d}" for k in range(given.clients)]
@@ -93,15 +95,19 @@ def federate(base: Path, given: argparse.Namespace, stack: contextlib.ExitStack
                 env=os.environ | {"OMP_NUM_THREADS": "1"})
         stack.callback(end, process)
     peaks: list[float] = []
+    ends: list[float] = []
+    metrics = base / "out" / "run" / "metrics.jsonl"
     while server.poll() is None:
-        time.sleep(0.1)
+        time.sleep(0.02)
         if (base / "out" / "run").exists():
             with contextlib.suppress(OSError):
                 peaks.append(sum(map(memory, [server.pid, *children(server.pid)])))
+        if metrics.exists():
+            ends += [time.monotonic()] * (metrics.read_bytes().count(b"\n") - len(ends))
     if server.returncode:
         sys.exit((base / "server.log").read_text() + (base / "clients.log").read_text()[-2000:])
-    rows = [json.loads(line) for line in (base / "out" / "run" / "metrics.jsonl").read_text().splitlines()]
-    return rows, peaks, rows[-1]["bytes_up"]
+    last = json.loads(metrics.read_text().splitlines()[-1])
+    return [after - before for before, after in itertools.pairwise(ends)], peaks, last["bytes_up"]
 
 
 def wait_for_port(log: Path, server: subprocess.Popen[bytes]) -> int:
