@@ -25,9 +25,9 @@ ROUNDS, PARTS = 200, 10
 
 
 def measure(seed: int, K: int) -> dict[str, float]:
-    federation = descant.federation("mnist", partition="classes", clients=40, classes_per_client=2,
-                                    sizes="uniform", smallest=400, largest=5000, seed=seed, test=0.25,
-                                    validation=0.0)
+    federation = descant.federation("mnist", standardise="pixel", partition="classes", clients=40,
+                                    classes_per_client=2, sizes="uniform", smallest=400, largest=5000,
+                                    seed=seed, test=0.25, validation=0.0)
     method = CGPFL.preset("paper", K=K, weight_decay=1e-4)
     run = descant.run(method, federation=federation, model="mclr", rounds=ROUNDS, batch=20,
                       local={"steps": 10}, backend="vectorised", seed=seed,
