@@ -97,9 +97,11 @@ def federate(base: Path, given: argparse.Namespace, stack: contextlib.ExitStack
     peaks: list[float] = []
     ends: list[float] = []
     metrics = base / "out" / "run" / "metrics.jsonl"
-    while server.poll() is None:
+    for look in itertools.count():
+        if server.poll() is not None:
+            break
         time.sleep(0.02)
-        if (base / "out" / "run").exists():
+        if look % 10 == 0 and (base / "out" / "run").exists():
             with contextlib.suppress(OSError):
                 peaks.append(sum(map(memory, [server.pid, *children(server.pid)])))
         if metrics.exists():
