@@ -16,10 +16,12 @@ import grpc
 
 from descant.deploy.certificates import make_certificates
 from descant.deploy.keys import ClientKeys, ServerKeys
-from descant.deploy.transport import NoReply, Payload, Rejected, Seal, grpc_server
+from descant.deploy.transport import NoReply, Payload, Rejected, Seal, grpc_client, grpc_server
+from descant.deploy.transport.address import Address
 from descant.deploy.transport.frames import FRAME, HEAD, Arriving, Packed, unpack
 from descant.deploy.transport.grpc_server import GrpcServer, address_of, open_server
-from descant.deploy.transport.loop import submit
+from descant.deploy.transport.loop import event_loop, submit
+from descant.deploy.transport.seals import Seals
 
 NAMES = ("north", "south")
 
@@ -245,6 +247,47 @@ def test_connections_that_shake_no_hands_are_closed(pki, monkeypatch):
         client = Liar(link, pki, "north")
         until(link.connected)
         client.close()
+
+
+class Stream:
+    """Keeps what a client writes."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    async def write(self, frame: bytes) -> None:
+        self.written.append(frame)
+
+
+@pytest.mark.parametrize("wrong", ["unsigned", "for another", "changed", "garbage"])
+def test_a_request_that_is_not_the_servers_is_not_answered(pki, wrong):
+    """It is told at home, the sender learns nothing, and the client goes on."""
+    told, asked_for = [], []
+
+    class Events:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: told.append((name, *given))
+
+    def reply(payload: Payload) -> Payload:
+        asked_for.append(payload.facts)
+        return Payload('{"n": 1}', "{}")
+
+    server, north = ServerKeys.load(pki / "server"), ClientKeys.load(pki / "north", "north")
+    ours, theirs = (address_of(ClientKeys.load(pki / name, name).public_pem) for name in NAMES)
+    plain = Payload('{"what": "work"}', "{}")
+    sealed = Seals(server.key, server.certificate).sealed({ours: plain, theirs: plain})
+    payload = {"unsigned": plain, "for another": sealed[theirs],
+               "changed": sealed[ours]._replace(facts='{"what": "finish"}')}.get(wrong, sealed[ours])
+    data = b"".join(frames(7, payload))
+    event_loop()
+    session = grpc_client._Session(Address("127.0.0.1", 1), north, "", Events())
+    session._stream = stream = Stream()
+    session.answer(grpc_client._Request(stream, data[:-9] + b"x" * 9 if wrong == "garbage" else data), reply)
+    assert asked_for == []
+    assert [name for name, *_ in told] == ["received", "ignored", "sent"]
+    assert unpack(b"".join(stream.written)) == Payload('{"failed": "unreadable"}', "{}")
+    session.answer(grpc_client._Request(stream, b"".join(frames(8, sealed[ours]))), reply)
+    assert asked_for == ['{"what": "work"}']
 
 
 @pytest.mark.parametrize("damage", [

@@ -30,6 +30,7 @@ pytest.importorskip("flwr")
 import httpx
 
 import descant
+from benchmarks.chaos.clock import Clocks
 from descant.deploy import certificates, keys
 from descant.deploy.certificates import make_certificates
 from descant.deploy.keys import ClientKeys, ServerKeys
@@ -650,6 +651,35 @@ def test_a_superlink_that_does_not_start(pki, tmp_path):
     with pytest.raises(DescantError, match="the SuperLink ended with code 1; the end of") as error:
         open_server("127.0.0.1", 0, keys, tmp_path / "log")
     assert "SSLError" in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("jump", [3600, -3600])
+def test_a_server_whose_clock_jumps(jump, pki, tmp_path, monkeypatch):
+    """The SuperLink refuses clients for as long as its clock is wrong. The server waits, and goes on."""
+    clocks = Clocks(tmp_path)
+    if clocks.library is None:
+        pytest.skip("a clock that jumps needs a C compiler (cc), and there is none")
+    for name, value in clocks.environment("server").items():
+        monkeypatch.setenv(name, value)
+    nodes = Nodes(tmp_path, pki / "ours", Name.flower)
+    link = open_server("127.0.0.1", 0, ServerKeys.load(pki / "ours" / "server"), tmp_path / "log")
+    try:
+        nodes.start(link.port, *NAMES)
+        assert ask(link, dict.fromkeys(online(link).values(), message(n=1)))
+        clocks.jump("server", jump)
+        for _ in range(30):
+            waiting = link.send(dict.fromkeys(link.connected(), message(n=2)), 60)
+            [*link.receive(waiting.values())]
+            link.forget(waiting.values())
+            time.sleep(0.1)
+        clocks.jump("server", 0)
+        replies = ask(link, dict.fromkeys(online(link).values(), message(n=3)))
+        assert [reply.facts["n"] for reply in replies.values()] == [3, 3]
+    finally:
+        nodes.close()
+        link.close()
 
 
 def test_closing_is_quick_and_leaves_nothing(tmp_path):
