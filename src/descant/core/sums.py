@@ -26,8 +26,8 @@ WIDTH, GRIDS = 32, 3  # bits of a piece; grids that are kept
 MOST = 2**20  # clients in a sum
 LOWEST = -28  # the first of the grids that are kept, at least: below them are no normal numbers
 LARGEST = 2.0**900  # of a number: above are no grids
-BLOCK = 2**16  # numbers that are cut together: they stay in the cache
-COLUMNS = 2**11  # of rows that are measured together
+BLOCK = 2**17  # numbers that are cut together: they stay in the cache
+COLUMNS = 2**13  # of rows that are measured together
 
 
 class Binned(NamedTuple):
@@ -102,16 +102,14 @@ def _cut(numbers: Tensor, top: int, pieces: Tensor) -> None:
             np.subtract(left, piece, out=left)
 
 
-def _measured(flat: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
-    """The squared distances of rows [n, d] from the origin [d], and the sizes of their largest entries [n],
-    block by block. The blocks do not depend on n: nor does a client's length on those it is measured with."""
+def _squares(flat: Tensor, origin: Tensor) -> Tensor:
+    """The squared distances of rows [n, d] from the origin [d], block by block. These do not depend on n, nor
+    does a client's length on those it is measured with."""
     squares = torch.zeros(len(flat), dtype=torch.float64)
-    largest = torch.zeros_like(squares)
     for start in range(0, flat.shape[1], COLUMNS):
         moved = flat[:, start : start + COLUMNS] - origin[start : start + COLUMNS]
-        torch.maximum(largest, moved.abs().amax(1), out=largest)
         squares += moved.square_().sum(1)
-    return squares, largest
+    return squares
 
 
 @dataclass(frozen=True)
@@ -141,12 +139,11 @@ class Total:
         they are cut."""
         rows = {name: leaf.reshape(len(leaf), -1) for name, leaf in leaves(contributions)}
         starts = {name: origin[name].reshape(-1) for name in rows}
-        measured = {name: _measured(flat, starts[name]) for name, flat in rows.items()}
-        norms = torch.stack([squares for squares, _ in measured.values()]).sum(0).sqrt()
+        norms = torch.stack([_squares(flat, starts[name]) for name, flat in rows.items()]).sum(0).sqrt()
         scale = torch.clamp(bound / norms, max=1.0)
-        parts = {}
+        largest, parts = float((norms * scale).max()), {}  # no entry is larger than the whole
         for name, leaf in leaves(contributions):
-            found = Binned.of(rows[name], scale, float((measured[name][1] * scale).max()), starts[name])
+            found = Binned.of(rows[name], scale, largest, starts[name])
             parts[name] = Binned(found.top, found.pieces.reshape(GRIDS, *leaf.shape[1:]))
         ones = torch.ones_like(scale)
         return cls(len(norms), Binned.of(ones, ones, 1.0), parts), norms > bound
