@@ -201,3 +201,27 @@ def test_terms_without_a_bound_are_refused(terms: dict[str, Any]) -> None:
     assert _attempt(joined, request({"cap": 9.0, "clip": 1.0})).number == 1
     with pytest.raises(Rejected):
         _attempt(joined, request(terms))
+
+
+# -- a server that is trusted to add the noise ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_without_noise_a_trusted_server_comes_to_what_the_simulator_comes_to(
+        clip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent(monkeypatch)
+    wanted = experiment(rounds=3, clip=CLIPS[clip])
+    found = federated(wanted, tmp_path, Rules(deadline=30, clip=None))
+    expected = runs.start(Setup.of(wanted))
+    assert_same(found.snapshot("last").server, expected.snapshot("last").server, 1e-12)
+    assert [row["clip"] for row in found.history] == [row["clip"] for row in expected.history]
+
+
+def test_the_seed_tells_nothing_of_the_noise_of_a_trusted_server(tmp_path: Path) -> None:
+    wanted = experiment(clip=CLIPS["quantile"])
+    one, other, simulated = (run.snapshot("last").server.theta for run in (
+        federated(wanted, tmp_path / "one", Rules(deadline=30)),
+        federated(wanted, tmp_path / "other", Rules(deadline=30)), runs.start(Setup.of(wanted))))
+    assert not torch.isclose(one, other).any()
+    assert not torch.isclose(one, simulated).any()
+    assert not torch.isclose(other, simulated).any()

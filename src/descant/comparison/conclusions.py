@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from descant.algorithms import LocalTrain
-from descant.comparison import budget
+from descant.comparison import budget, protection
 from descant.comparison.agreement import Agreement, Appearance, Ordering
 from descant.comparison.outlook import MOST_SEEDS, hopeless, seconds, still_needed
 from descant.comparison.results import Difference, Results, Share, missing_seeds
@@ -52,6 +52,7 @@ def notes(results: Results) -> list[str]:
     if (attack := results.plan.experiment.attack) is not None:
         found.append(f"{attack.share:.0%} of the clients attack ({attack.kind}), others in every repetition. "
                      "All figures are those of the honest ones.")
+    found += protection.notes(results.finished)
     found += [f"{run} failed: {why}." for run, why in results.failures.items()]
     found += [f"In the grid of {family}, {label} is best on validation data and is compared with the other "
               "methods." for family, label in results.chosen.items()]

@@ -11,12 +11,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from descant.core.metric import figure
+from descant.core.privacy.settings import idle_clip
 from descant.core.stopwatch import PARTS, Stopwatch
 from descant.core.units import duration, size, times
 
 SPREAD = {"mean": "mean", "weighted": "weighted", "std": "std", "worst_decile": "worst 10%"}
 BAR = 24  # characters of a share of 100 %
-SELDOM = 0.01  # a share of rows or clients that is next to nothing
 STOPPED = {"converged": "the validation metric no longer improves", "asked": "asked to",
            "budget": "another round would exceed the budget of privacy"}
 
@@ -118,11 +118,8 @@ def privacy_words(spent: dict[str, Any]) -> str:
     if share is None:
         return words
     unit = "rows" if spent["unit"] == "record" else "clients"
-    if share < SELDOM:
-        return (f"{words}; clip never binds ({share:.1%} of the {unit}): a smaller one has less noise for "
-                "the same epsilon")
-    if share > 1 - SELDOM:
-        return f"{words}; clip always binds ({share:.1%} of the {unit}): all count alike, whatever they say"
+    if (idle := idle_clip(share, spent["unit"])) is not None:
+        return f"{words}; {idle}"
     return f"{words}; clip binds for {share:.0%} of the {unit}"
 
 

@@ -11,6 +11,7 @@ from descant.errors import UsageError
 
 Unit: TypeAlias = Literal["client", "record"]
 Sampling: TypeAlias = Literal["poisson", "known"]
+SELDOM = 0.01  # share of rows or clients for which a clip binds, or does not
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,17 @@ class Mechanism:
         well, it is larger, so that both together are as private as `noise` (Andrew et al. 2021, Theorem 1:
         the bits count as +-1/2)."""
         return self.noise if self.count_noise is None else split_noise(self.noise, self.count_noise)
+
+
+def idle_clip(share: float, unit: str) -> str | None:
+    """What is to be said of a clip that shortens this share of the units, if it is hardly any or all."""
+    units = "rows" if unit == "record" else "clients"
+    if share < SELDOM:
+        return (f"privacy.clip never binds ({share:.1%} of the {units}): a smaller one has less noise for "
+                "the same epsilon")
+    if share > 1 - SELDOM:
+        return f"privacy.clip always binds ({share:.1%} of the {units}): all count alike, whatever they say"
+    return None
 
 
 def split_noise(noise: float, count_noise: float) -> float:

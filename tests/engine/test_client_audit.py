@@ -1,0 +1,78 @@
+"""An attacker who looks for one client in the sums of a run: what it measures is below what is claimed. And
+what is told of settings that protect hardly anybody."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta
+
+from descant.comparison.protection import notes
+from descant.core.privacy.settings import Mechanism, Privacy, Quantile
+from descant.core.sums import Total
+from descant.engine.account import Account, Queries
+from descant.engine.adding import Bound, noised_mean
+from descant.engine.quantile import noised_votes
+from descant.engine.settings import Train
+from descant.theory.accountant import Event, epsilon
+from descant.view.tables import privacy_words
+
+TRIALS, DELTA, NOISE = 8_000, 1e-2, 1.0
+
+
+def seen(present: bool, clip: float | Quantile) -> np.ndarray:
+    """What an attacker makes of what the server publishes of a sum of three clients [trials], if a fourth is
+    there that adds all that it may along one direction, or not. Each trial is a coordinate: all are noised
+    alike, and the votes have noise of their own."""
+    mechanism = Mechanism(Privacy(unit="client", clip=clip, noise=NOISE), NOISE, cohort=4.0, secret=True)
+    bound = Bound({"0": np.zeros(TRIALS)}, 0.7)
+    rows = torch.full((4, TRIALS), 0.05, dtype=torch.float64)
+    rows[3] = 0.7 if present else 0.0
+    [mean] = noised_mean(Total.of((rows,), torch.ones(4)), (torch.zeros(TRIALS, dtype=torch.float64),), bound,
+                         mechanism, None)
+    found: np.ndarray = (4 * mean.numpy() - 0.15) / (0.7 * mechanism.sum_noise**2)
+    if mechanism.count_noise is not None:
+        votes = np.array([noised_votes(mechanism, 4 if present else 3, 0, 0, k) for k in range(TRIALS)])
+        found = found + 0.5 * (votes - 1.5) / mechanism.count_noise**2  # by the likelihood of both
+    return found
+
+
+@pytest.mark.parametrize("clip", [0.7, pytest.param(Quantile(count_noise=0.8), marks=pytest.mark.slow)],
+                         ids=["number", "quantile"])
+def test_an_audit_never_measures_more_than_is_claimed(clip: float | Quantile) -> None:
+    """A lower bound of epsilon from the attacker's wrong guesses (Jagielski et al. 2020), which is above what
+    1.8 times the noise would allow: that was not there."""
+    there, gone = seen(True, clip), seen(False, clip)
+    measured = 0.0
+    for threshold in np.quantile(np.concatenate([there, gone]), np.linspace(0.02, 0.98, 40)):
+        hits, alarms = int((there > threshold).sum()), int((gone > threshold).sum())
+        least = float(beta.ppf(0.001, hits, TRIALS - hits + 1)) if hits else 0.0  # Clopper-Pearson
+        most = float(beta.ppf(0.999, alarms + 1, TRIALS - alarms)) if alarms < TRIALS else 1.0
+        if least > DELTA:
+            measured = max(measured, math.log((least - DELTA) / most))
+    assert epsilon(Event(1.8 * NOISE, 1.0, 1), DELTA) < measured <= epsilon(Event(NOISE, 1.0, 1), DELTA)
+
+
+def test_a_delta_above_one_over_the_clients_is_told() -> None:
+    for delta, is_told in ((0.06, True), (0.04, False)):
+        account = Account(Privacy(unit="client", noise=1.0, delta=delta), Train(), np.full(20, 30), Queries(),
+                          lambda number: np.arange(20))
+        found = [text for text in account.cautions() if "is more than 1 / 20 (clients)" in text]
+        assert len(found) == is_told
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.0, "clip never binds"), (1.0, "clip always binds"),
+                                              (0.4, "clip binds for 40% of the clients")])
+def test_a_bound_that_does_nothing_is_told(share: float, words: str) -> None:
+    spent = {"unit": "client", "epsilon": 1.0, "delta": 1e-5, "noise": 1.0, "clip": 1.0, "clipped": share}
+    assert words in privacy_words(spent)
+    runs: list[Any] = [SimpleNamespace(label="fedavg", summary={"privacy": spent}),
+                       SimpleNamespace(label="fedavg", summary={"privacy": spent}),
+                       SimpleNamespace(label="alone", summary={})]
+    told = notes(runs)  # in the page of a comparison
+    assert [words in text for text in told] == ([True] if share in (0.0, 1.0) else [])
