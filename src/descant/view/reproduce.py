@@ -38,8 +38,9 @@ def show_items(console: Console, items: Sequence[Item], seconds: Mapping[str, fl
         [row["item"], row["source"], "-" if row["seconds"] is None else duration(row["seconds"]),
          row["kept"] or ("" if row["needs"] is None else f"needs {NEEDS[row['needs']]}")] for row in rows]))
     known = [row["seconds"] for row in rows if row["seconds"] is not None and row["needs"] is None]
-    together = (f"{len(known)} of those that an ordinary machine carries take about "
-                f"{duration(sum(known))} of one core here" if known else "how long they take is not known: --time measures it")
+    together = "how long they take is not known: --time measures it" if not known else (
+        f"{len(known)} of those that an ordinary machine carries take about {duration(sum(known))} of one "
+        "core here")
     console.print(f"\n{times(len(rows), 'item')}; {together}", soft_wrap=True)
 
 
