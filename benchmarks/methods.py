@@ -2,7 +2,8 @@
 
 First table: processor time per gradient step, as descant counts them, of whole rounds (the server's part
 included) on the vectorised backend in one process. 20 of 100 clients, 25 batches of 20, Fashion-MNIST or
-random data of its shape. The methods take turns, round by round; figures are medians, ratios are to pFedMe's.
+random data of its shape. The methods take turns, round by round; figures are medians. Ratios are to pFedMe's,
+to those of a pFedMe that takes each gradient by itself ("plain"), and to FedAvg's.
 Second table: what the server of FedAMP, HeurFedAMP and FedFomo does in a round of 1000 clients with 80,000
 parameters each.
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,11 +26,12 @@ from rich.table import Table as Shown
 
 from benchmarks.speed.case import BATCH, CLIENTS, COHORT, SEED, fashion_mnist
 from benchmarks.speed.command import chosen
-from descant.algorithms import ALGORITHMS, FedAMP, FedFomo, HeurFedAMP, PerFedAvg, fedfomo
+from descant.algorithms import ALGORITHMS, FedAMP, FedFomo, HeurFedAMP, PerFedAvg, fedfomo, pFedMe
 from descant.cli.common import reporting
 from descant.cli.options import DataDir
 from descant.core.algorithm import Algorithm, Message, Round
 from descant.core.federation import Federation
+from descant.core.kernels import span
 from descant.core.splits import Table
 from descant.core.threads import one_thread
 from descant.core.tree import Tree
@@ -47,7 +50,8 @@ from descant.models import make_task
 
 MODELS, STEPS, HELD_OUT = ("mclr", "dnn"), 25, 25  # the last training rows of each client: FedFomo validates
 METHODS: dict[str, Algorithm] = {name: method() for name, method in ALGORITHMS.items()} | {
-    "perfedavg fo": PerFedAvg(variant="fo")}
+    "perfedavg fo": PerFedAvg(variant="fo"), "pfedme plain": pFedMe()}
+MEASURES = ("pfedme", "pfedme plain", "fedavg")
 UNCOUNTED = 2  # rounds
 POPULATION, PARAMETERS = 1000, 80_000
 SERVERS: dict[str, Algorithm] = {"fedamp": FedAMP(), "heurfedamp": HeurFedAMP(), "fedfomo": FedFomo()}
@@ -72,6 +76,7 @@ class Method:
 
     training: Training
     backend: Timed
+    is_plain: bool = False  # no steps in the span of a batch (`core/kernels/span.py`)
     step: list[float] = field(default_factory=list)  # seconds per gradient step
     server: list[float] = field(default_factory=list)  # seconds a round that are not the clients'
 
@@ -86,7 +91,8 @@ class Method:
 
     def play(self) -> None:
         start, before = time.process_time(), self.backend.seconds
-        report = self.training.play(self.backend)
+        with patch.object(span, "_pays", lambda *_: False) if self.is_plain else nullcontext():
+            report = self.training.play(self.backend)
         self.training.store.write()
         spent = time.process_time() - start
         if report.note is not None:
@@ -110,6 +116,7 @@ def costs(names: tuple[str, ...], model: str, federation: Federation, repetition
     for name in names:
         with suppress(UsageError):  # such as FedPer on a model that has nothing but a head
             methods[name] = Method.on(METHODS[name], model, federation, pools)
+            methods[name].is_plain = name.endswith("plain")
     for k in range(UNCOUNTED + repetitions):
         first = k % len(methods)
         for method in [*methods.values()][first:] + [*methods.values()][:first]:  # nobody is always the first
@@ -137,21 +144,22 @@ def served(algorithm: Algorithm) -> tuple[float, float]:
 
 def show(console: Console, names: tuple[str, ...], found: dict[str, dict[str, Method]]) -> None:
     """The first table: a line for each method."""
-    table = _table(f"processor time per gradient step, beside pFedMe; {COHORT} of {CLIENTS} clients, {STEPS} "
-                   f"batches of {BATCH}")
+    table = _table(f"processor time per gradient step; {COHORT} of {CLIENTS} clients, {STEPS} batches of "
+                   f"{BATCH}")
     table.add_column("method", no_wrap=True)
     for model in found:
-        for heading in ("µs", "times\npFedMe", "server,\nms a round"):
+        for heading in ("µs", "times\npFedMe", "pFedMe\nplain", "FedAvg", "server,\nms a round"):
             table.add_column(f"{model}\n{heading}", justify="right", no_wrap=True)
     for name in names:
         cells = []
         for methods in found.values():
             if name not in methods:
-                cells += ["", "", ""]
+                cells += [""] * (2 + len(MEASURES))
                 continue
-            method, least = methods[name], statistics.median(methods["pfedme"].step)
+            method = methods[name]
             step, server = statistics.median(method.step), statistics.median(method.server)
-            cells += [f"{1e6 * step:.0f}", f"{step / least:.2f}", f"{1e3 * server:.1f}"]
+            ratios = [step / statistics.median(methods[measure].step) for measure in MEASURES]
+            cells += [f"{1e6 * step:.0f}", *(f"{ratio:.2f}" for ratio in ratios), f"{1e3 * server:.1f}"]
         table.add_row(name, *cells)
     console.print(table)
 
@@ -167,7 +175,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 @app.command()
 def methods(
     names: Annotated[str | None, typer.Option("--methods", metavar="NAME,...", show_default=False,
-                                              help="Beside pfedme. Default: all.")] = None,
+                                              help="Beside pfedme and fedavg. Default: all.")] = None,
     models: Annotated[str | None, typer.Option("--models", metavar="NAME,...", show_default=False,
                                                help="Of mclr and dnn. Default: both.")] = None,
     repetitions: Annotated[int, typer.Option("--repetitions", metavar="N", min=1,
@@ -175,10 +183,10 @@ def methods(
     no_servers: Annotated[bool, typer.Option("--no-servers", help="Leave out the second table.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Measure what a gradient step of every method costs here, beside one of pFedMe."""
+    """Measure what a gradient step of every method costs here, beside one of pFedMe and of FedAvg."""
     with reporting("stopped") as console, one_thread():
-        wanted = ("pfedme", *(name for name in chosen("method", names, tuple(METHODS), METHODS)
-                              if name != "pfedme"))
+        wanted = (*MEASURES, *(name for name in chosen("method", names, tuple(METHODS), METHODS)
+                               if name not in MEASURES))
         federation = validated(fashion_mnist()[0])
         show(console, wanted, {model: costs(wanted, model, federation, repetitions)
                        for model in chosen("model", models, MODELS, MODELS)})

@@ -52,6 +52,10 @@ MUTATIONS: tuple[Mutation, ...] = (
              "share = 1.0 if self.lam is None else self.lam", ("tests/algorithms/test_methods.py",
                                                                *_method("pfedgt")),
              "c is no longer the mean of all c_i"),
+    Mutation("core/random.py", '"has_uint32": 0,', '"has_uint32": 1,', _VOCABULARY,
+             "a stream begins with half a number of the one before it"),
+    Mutation("core/random.py", "start = b << 96 | a << 64 | d << 32 | c", "start = d << 96 | c << 64 | b << 32 | a",
+             _VOCABULARY, "the halves of a stream's state are swapped"),
     # -- robust rules and attackers --------------------------------------------------------------------
     Mutation("core/robust.py", "upper = values.gather(0, (upto <= 0.5 + _TIE)", "upper = values.gather(0, (upto < 0.5 - _TIE)",
              _ROBUST, "of two middle values the median takes the lower"),

@@ -2,7 +2,9 @@
 
 A step of SGD changes a linear layer within one product. A step of Adam reads and writes its moments besides,
 and pFedBayes has two vectors with such moments for each client, a number of noise for each parameter, and the
-exponentials of its standard deviations. Each part is timed by itself, in the calls of torch that descant
+exponentials of its standard deviations. FedMAP and FedAMP are drawn to a mean, FedMAP and FedPAC pass over
+all rows besides their batches, and the servers of FedAMP and pFedHN multiply matrices that are as large as
+many models. Each part is timed by itself, in the calls of torch that descant
 makes of it, on as many parameters at once as descant takes, and their sum is held against the products of a
 step of SGD. Microseconds of processor time per client; the least of some, since other work on the machine
 only adds to it.
@@ -27,6 +29,8 @@ from descant.priors.variational import AT_ONCE
 SHAPES = {"mclr": [(10, 784)], "dnn": [(100, 784), (10, 100)]}  # of the weights
 BATCH, REPEATED = 20, 100
 K = 5  # steps on a batch, over which those of the server's Gaussian count
+# as `benchmarks/methods.py` has it: who is in a round, its steps, and all rows of a client
+COHORT, POPULATION, STEPS, ROWS, HIDDEN, CLASSES = 20, 100, 25, 500, 100, 10
 
 
 class Parts:
@@ -72,14 +76,84 @@ class Parts:
         torch.addcmul(self._a, self._b, self._c, out=self._g)
 
 
-def least(parts: Parts, part: Callable[[], None]) -> float:
-    """Microseconds per client."""
+    def pull(self) -> None:
+        self._a.add_(self._b, alpha=1e-9)
+
+
+class Whole:
+    """What is done once a round: by a client over all its rows, or by the server over many models."""
+
+    def __init__(self, model: str) -> None:
+        self._layers = SHAPES[model]
+        d = sum(rows * columns + rows for rows, columns in self._layers)
+        generator = torch.Generator().manual_seed(0)
+
+        def drawn(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        self._x, self._w = drawn(ROWS, self._layers[0][1]), [drawn(*shape) for shape in self._layers]
+        self._of_class = drawn(CLASSES, ROWS)
+        self._models, self._xi, self._sent = drawn(POPULATION, d), drawn(COHORT, POPULATION), drawn(COHORT, d)
+        self._last, self._moment, self._g = (drawn(d, HIDDEN) for _ in range(3))
+        self._h = drawn(COHORT, HIDDEN)
+
+    def _forward(self, weights: list[torch.Tensor]) -> torch.Tensor:
+        rows = self._x
+        for w in weights:
+            rows = rows @ w.T
+        return rows
+
+    def losses(self) -> None:
+        self._forward(self._w)
+
+    def features(self) -> None:
+        """Of all rows before and after training, and their sums by class."""
+        for _ in range(2):
+            torch.mm(self._of_class, self._forward(self._w[:-1]))
+
+    def attention(self) -> None:
+        """The products of all pairs of models, and the means that the cohort is sent."""
+        torch.mm(self._models, self._models.T)
+        torch.mm(self._xi, self._models, out=self._sent)
+
+    def hypernetwork(self) -> None:
+        """Its last layer, which gives the models: forward, both products back, and a step with momentum."""
+        torch.mm(self._h, self._last.T, out=self._sent)
+        torch.mm(self._sent, self._last)
+        torch.mm(self._sent.T, self._h, out=self._g)
+        self._moment.mul_(0.9).add_(self._g)
+        self._last.sub_(self._moment, alpha=1e-9)
+
+
+def least(part: Callable[[], None], repeated: int = REPEATED) -> float:
+    """Microseconds."""
     spent = []
-    for _ in range(REPEATED):
+    for _ in range(repeated):
         start = time.thread_time()
         part()
         spent.append(time.thread_time() - start)
-    return 1e6 * min(spent) / parts.clients
+    return 1e6 * min(spent)
+
+
+def show_others(console: Console) -> None:
+    """The second table: methods with SGD or Adam, and more than a step."""
+    table = Table(box=box.SIMPLE_HEAD, title_justify="left",
+                  title="µs of processor time per client and step: what a method has at least (times SGD)")
+    for heading in ("model", "products\nof SGD", "with a\npull", "FedMAP: Adam, pull,\nlosses of all rows",
+                    "FedPAC: features of\nall rows, twice", "FedAMP: pull,\nserver",
+                    "pFedHN:\nserver"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for model in SHAPES:
+        parts, whole = Parts(model), Whole(model)
+        products, adam, pull = (least(part) / parts.clients for part in (
+            parts.products, parts.adam, parts.pull))
+        losses, features = (least(part, 20) / STEPS for part in (whole.losses, whole.features))
+        attention, network = (least(part, 10) / (COHORT * STEPS) for part in (
+            whole.attention, whole.hypernetwork))
+        sums = (products + pull, products + adam + pull + losses, products + features,
+                products + pull + attention, products + network)
+        table.add_row(model, f"{products:.0f}", *(f"{each:.0f} ({each / products:.1f})" for each in sums))
+    console.print(table)
 
 
 def main() -> None:
@@ -90,7 +164,7 @@ def main() -> None:
     with one_thread():
         for model in SHAPES:
             parts = Parts(model)
-            products, adam, noise, sigma, once = (least(parts, part) for part in (
+            products, adam, noise, sigma, once = (least(part) / parts.clients for part in (
                 parts.products, parts.adam, parts.noise, parts.deviations, parts.one_pass))
             by_adam = products + adam
             # of q: two steps of Adam, noise, sigma, the sample, and six passes for the two slopes; of w: two
@@ -99,7 +173,9 @@ def main() -> None:
             table.add_row(model, str(parts.clients), *(f"{each:.0f}" for each in (
                 products, adam, noise, sigma, once, by_adam)), f"{by_adam / products:.1f}", f"{bayes:.0f}",
                 f"{bayes / products:.1f}")
-    Console(width=120).print(table)
+        console = Console(width=130)
+        console.print(table)
+        show_others(console)
 
 
 if __name__ == "__main__":

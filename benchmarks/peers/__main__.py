@@ -2,6 +2,7 @@
 
     python -m benchmarks.peers install            # an environment for each, in runs/peers/environments
     python -m benchmarks.peers run                # figures into runs/peers
+    python -m benchmarks.peers join FILE...       # several runs as one: a table and a picture
 
 The same rounds of FedAvg (20 of 100 clients, Fashion-MNIST or random data of its shape, the same batches in
 the same order from the same parameters) are trained by all of them in turn. That all end the first round
@@ -20,7 +21,7 @@ from rich.console import Console
 from benchmarks.peers.contest import compete
 from benchmarks.peers.libraries import LIBRARIES
 from benchmarks.peers.picture import draw
-from benchmarks.peers.results import dump, show
+from benchmarks.peers.results import dump, joined, show, show_joined
 from benchmarks.speed import results
 from benchmarks.speed.case import EPOCH, MODELS, Case, fashion_mnist
 from benchmarks.speed.command import LARGE, chosen
@@ -74,6 +75,20 @@ def run(
     with reporting("stopped: nothing is written") as console:
         measure(console, out, chosen("model", models, MODELS, MODELS),
                 chosen("peer", peers, tuple(LIBRARIES), LIBRARIES), repetitions)
+
+
+@app.command()
+def join(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Some peers.json, of any models.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the picture goes.")] = Path(
+        "runs/peers/peers.png"),
+) -> None:
+    """Take several runs as one: medians over the runs, and every run beside them."""
+    with reporting("stopped") as console:
+        found = joined([json.loads(file.read_text()) for file in files])
+        show_joined(console, found)
+        write_atomic(out, draw(found))
+        console.print(f"{out}", soft_wrap=True)
 
 
 def measure(console: Console, out: Path, models: tuple[str, ...], peers: tuple[str, ...], repetitions: int

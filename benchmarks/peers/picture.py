@@ -33,11 +33,15 @@ def draw(found: dict[str, Any]) -> bytes:
             axes.annotate(f"{ratio:.1f}", (at, ratio), xytext=(0, 6 if ratio >= 1 else -6), fontsize=8,
                           color=colour, textcoords="offset points", ha="center",
                           va="bottom" if ratio >= 1 else "top")
+        for place, case in enumerate(cases):  # of several runs, each
+            every = case["sides"].get(side, {}).get("times_descant_all", [])
+            axes.plot([place + shift] * len(every), every, color=colour, marker="_", linestyle="")
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linestyle="", markersize=7,
                       label=title(side))
     axes.set(yscale="log", xlim=(-0.55, len(cases) - 0.45), ylabel="times descant's time per gradient step",
-             title=f"FedAvg, the same rounds in turn (medians of {found['repetitions']})")
+             title=f"FedAvg, the same rounds in turn (medians of {found['repetitions']}"
+                   f"{f', of {many} runs' if (many := found.get('runs', 1)) > 1 else ''})")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

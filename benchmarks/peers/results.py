@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from rich import box
@@ -29,6 +30,50 @@ def dump(case: Case, figures: dict[str, Figures]) -> dict[str, Any]:
     return {"model": case.model, "parameters": case.task.dim, "clients": case.federation.population,
             "cohort": case.cohort, "batch": BATCH, "batches_per_round": case.batches,
             "grad_steps_per_round": case.grad_steps, "sides": sides}
+
+
+def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs as one: of each model the medians over its runs, and the figures of every run."""
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        for case in run["cases"]:
+            cases.setdefault(case["model"], []).append(case)
+    found = []
+    for of_model in cases.values():
+        sides = {}
+        for name in of_model[0]["sides"]:
+            each = [side for case in of_model if (side := case["sides"][name])["us_per_step"] is not None]
+            if not each:
+                continue
+            ratios = [side["times_descant"] for side in each]
+            sides[name] = {"note": " | ".join(dict.fromkeys(side["note"] for side in each)),
+                           "us_per_step": statistics.median(side["us_per_step"] for side in each),
+                           "us_per_step_all": [side["us_per_step"] for side in each],
+                           "times_descant": statistics.median(ratios), "times_descant_all": ratios}
+        found.append(of_model[0] | {"sides": sides, "runs": len(of_model)})
+    return runs[0] | {"cases": found, "runs": max(case["runs"] for case in found)}
+
+
+def show_joined(console: Console, found: dict[str, Any]) -> None:
+    """All models: times descant's step, the median over the runs and every run."""
+    names = [name for name in LIBRARIES if any(name in case["sides"] for case in found["cases"])]
+    table = Table(box=box.SIMPLE_HEAD, title="FedAvg: µs per gradient step, and times descant's in each run",
+                  title_justify="left", title_style="")
+    table.add_column("model", no_wrap=True)
+    for name in (DESCANT, *names):
+        table.add_column(title(name), justify="right", no_wrap=True)
+    for case in found["cases"]:
+        cells = []
+        for name in (DESCANT, *names):
+            side = case["sides"].get(name)
+            if side is None:
+                cells.append("-")
+                continue
+            every = ", ".join(f"{ratio:.1f}" for ratio in side["times_descant_all"])
+            own = ", ".join(f"{step:,.0f}" for step in side["us_per_step_all"])
+            cells.append(own if name == DESCANT else f"{side['us_per_step']:,.0f}: {every}")
+        table.add_row(case["model"], *cells)
+    console.print(table)
 
 
 def show(console: Console, case: dict[str, Any], repetitions: int) -> None:

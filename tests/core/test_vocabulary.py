@@ -769,6 +769,19 @@ def test_a_stream_is_the_one_of_its_list_and_a_key_its_first_number(name: tuple[
     assert np.array_equal(ours.permutation(50), theirs.permutation(50))
 
 
+@pytest.mark.parametrize("keys", [(), (3,), (3, 2**32 - 1), (1, 2, 3), (2**32,)])
+@pytest.mark.parametrize("count", [3, 40])
+def test_streams_made_at_once_are_those_of_their_names(keys: tuple[int, ...], count: int) -> None:
+    rng = np.random.default_rng(0)
+    last = rng.integers(0, 2**32, count)
+    many = random.Streams(7, "batches.local", *keys, last=last)
+    for k in rng.permutation(count).tolist():
+        ours, theirs = many[k], random.stream(7, "batches.local", *keys, int(last[k]))
+        assert ours.bit_generator.state == theirs.bit_generator.state
+        assert np.array_equal(ours.permutation(50), theirs.permutation(50))
+        ours.integers(10)  # takes half of a number, of which the next stream must know nothing
+
+
 def test_streams_differ_in_every_part_of_their_name() -> None:
     names = [(0, "a", 1, 2), (1, "a", 1, 2), (0, "b", 1, 2), (0, "a", 2, 1), (0, "a", 1, 3), (0, "a", 1)]
     draws = [random.stream(*name).random(400) for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +164,21 @@ def test_the_table_and_the_picture_of_given_timings():
     assert "Flower: failed: it said nothing" in text.getvalue()
     machine = {"processor": "a processor", "cores": 2}
     assert draw({"machine": machine, "cases": [found], "repetitions": 3}).startswith(b"\x89PNG")
+
+
+def test_several_runs_are_joined_by_their_medians(tmp_path):
+    files = []
+    for k, pfl in enumerate((4e-4, 9e-4, 5e-4)):
+        figures = {DESCANT: Figures("two workers", [1e-4]), "pfl": Figures("one", [pfl])}
+        run = {"machine": {"processor": "a processor", "cores": 2}, "cases": [dump(case_of(), figures)],
+               "repetitions": 1}
+        files.append(tmp_path / f"{k}.json")
+        files[-1].write_text(json.dumps(run))
+    found = CliRunner().invoke(app, ["join", *map(str, files), "--out", str(tmp_path / "a.png")])
+    assert found.exit_code == 0, found.output
+    [line] = [line for line in found.output.splitlines() if "mclr" in line]
+    assert line.split() == ["mclr", "100,", "100,", "100", "500:", "4.0,", "9.0,", "5.0"]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_says_what_it_does() -> None:

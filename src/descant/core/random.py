@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MANY = 16  # streams, for which it pays to make them at once
+
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     """The generator of a stream."""
@@ -25,6 +27,79 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     is_small = min(words) >= 0 and max(words) < 2**32
     entropy: np.ndarray | list[int] = np.array(words, np.uint32) if is_small else words
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+
+
+class Streams:
+    """The streams of many, whose names differ in the last key: `stream(seed, purpose, *keys, last)` for each.
+
+    numpy's way from a name to a generator (SeedSequence, PCG64) is gone for all at once, and ONE generator is
+    set anew, at a sixth of the cost: it is good until the next one is asked for.
+    """
+
+    def __init__(self, seed: int, purpose: str, *keys: int, last: np.ndarray) -> None:
+        self._name = (seed, purpose, *keys)
+        self._last = last.tolist()
+        words = [seed, zlib.crc32(purpose.encode()), *keys]
+        is_small = min([*words, *self._last]) >= 0 and max([*words, *self._last]) < 2**32
+        self._states: list[tuple[int, int]] | None = None
+        if is_small and len(self._last) >= MANY:
+            columns = [np.full(len(last), word, np.uint32) for word in words]
+            self._states = _pcg_states(_seed_words([*columns, last.astype(np.uint32)]))
+            self._one = np.random.Generator(np.random.PCG64(0))
+
+    def __getitem__(self, k: int) -> np.random.Generator:
+        """The stream of the k-th."""
+        if self._states is None:
+            return stream(*self._name, self._last[k])
+        state, increment = self._states[k]
+        self._one.bit_generator.state = {
+            "bit_generator": "PCG64", "state": {"state": state, "inc": increment}, "has_uint32": 0,
+            "uinteger": 0}
+        return self._one
+
+
+def _seed_words(entropy: list[np.ndarray]) -> np.ndarray:
+    """[8, n] what numpy's SeedSequence makes of words of entropy [n] (uint32, which wraps around)."""
+    constant = 0x43B0D7E5
+
+    def hashed(value: np.ndarray) -> np.ndarray:
+        nonlocal constant
+        value = value ^ np.uint32(constant)
+        constant = constant * 0x931E8875 % 2**32
+        value = value * np.uint32(constant)
+        return value ^ (value >> np.uint32(16))
+
+    def mixed(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        found = x * np.uint32(0xCA01F9DD) - y * np.uint32(0x4973F715)
+        return found ^ (found >> np.uint32(16))
+
+    given = [*entropy, *[np.zeros_like(entropy[0])] * (4 - len(entropy))]
+    pool = [hashed(word) for word in given[:4]]
+    for source in range(4):
+        for k in range(4):
+            if k != source:
+                pool[k] = mixed(pool[k], hashed(pool[source]))
+    for word in given[4:]:
+        for k in range(4):
+            pool[k] = mixed(pool[k], hashed(word))
+    constant, found = 0x8B51F9DD, []
+    for k in range(8):
+        value = pool[k % 4] ^ np.uint32(constant)
+        constant = constant * 0x58F38DED % 2**32
+        value = value * np.uint32(constant)
+        found.append(value ^ (value >> np.uint32(16)))
+    return np.stack(found)
+
+
+def _pcg_states(words: np.ndarray) -> list[tuple[int, int]]:
+    """State and increment of numpy's PCG64 for such words."""
+    states = []
+    for a, b, c, d, e, f, g, h in words.T.tolist():
+        start = b << 96 | a << 64 | d << 32 | c
+        increment = ((f << 96 | e << 64 | h << 32 | g) << 1 | 1) % 2**128
+        multiplier = 0x2360ED051FC65DA44385DF649FCCF645
+        states.append((((increment + start) * multiplier + increment) % 2**128, increment))
+    return states
 
 
 def key(seed: int, purpose: str, *keys: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
@@ -27,7 +27,7 @@ from descant.core.task import BLOCK, Batch, inputs
 from descant.core.tree import Tree, map_tree
 from descant.engine.draws import Coins, Tossed, order_of, toss
 from descant.engine.pool import Pool
-from descant.engine.steps import lookup, step_batches
+from descant.engine.steps import groups, lookup, step_batches
 from descant.errors import UsageError
 
 GATHERED = 2**20  # bytes of samples that are looked up at once: they stay in the cache
@@ -289,9 +289,9 @@ def plan_chunk(
     """
     table = pool.train.table
     sizes = table.sizes[clients]
-    per_pass = [int(n) if batch == "full" else batch for n in sizes]
-    owned = [_shares(table[int(client)], per_step if disjoint else 1) for client in clients]
-    lengths = [_lengths(shares, b, work, per_step) for shares, b in zip(owned, per_pass, strict=True)]
+    per_pass = [n if batch == "full" else batch for n in sizes.tolist()]
+    owned = [_shares(table[client], per_step if disjoint else 1) for client in clients.tolist()]
+    lengths = _all_lengths(owned, per_pass, work, per_step)
     tossed = [] if coins is None else [
         toss(coins, (seed, purpose, number, int(client)), shares, b, len(each))
         for client, shares, b, each in zip(clients, owned, per_pass, lengths, strict=True)]
@@ -302,7 +302,7 @@ def plan_chunk(
         shape[k, : len(each)] = each
     widths = shape.max(0).clip(min=1)
     is_active = np.arange(len(widths)) < batches[:, None]
-    streams = [partial(random.stream, seed, f"batches.{purpose}", number, int(client)) for client in clients]
+    streams = random.Streams(seed, f"batches.{purpose}", number, last=clients)
     # whose batches are as wide as the widest, but for the last one
     is_dense = ((shape == widths) | (np.arange(len(widths)) >= batches[:, None] - 1)).all(1)
     rows, keys = _drawn(streams, owned, lengths, widths, is_dense, batch == "full", tossed)
@@ -312,7 +312,7 @@ def plan_chunk(
     counts = np.stack([pool.part(s).table.sizes[clients] for s in ("train", "validation", "test")], 1)
     plan = Plan(
         pool, dtype, len(clients), per_step, tuple(widths.tolist()),
-        _groups(widths, GATHERED // max(1, len(clients) * pool.train.x[0].nbytes)),
+        groups(widths, GATHERED // max(1, len(clients) * pool.train.x[0].nbytes)),
         tuple(((shape == widths) | ~is_active).all(0).tolist()), tuple(is_active.sum(0).tolist()),
         int(sum(-(-int(n) // b) for n, b in zip(sizes, per_pass, strict=True))),
         draws,
@@ -336,7 +336,7 @@ def steps_in_round(size: int, batch: int | Literal["full"], work: LocalWork, per
     return len(_lengths(shares, size if batch == "full" else batch, work, per_step)) // per_step
 
 
-def _drawn(streams: list[partial[np.random.Generator]], owned: list[list[np.ndarray]],
+def _drawn(streams: random.Streams, owned: list[list[np.ndarray]],
            lengths: list[np.ndarray], widths: np.ndarray, is_dense: np.ndarray, in_order: bool,
            tossed: list[Tossed]) -> tuple[np.ndarray, np.ndarray]:
     """The rows of all batches end to end, of each client in batches as wide as the widest, filled up with its
@@ -344,11 +344,11 @@ def _drawn(streams: list[partial[np.random.Generator]], owned: list[list[np.ndar
     starts = np.concatenate([[0], np.cumsum(widths)])
     rows = np.empty((len(owned), starts[-1]), np.int64)
     keys = np.zeros(len(owned), np.int64)
-    for k, (stream, shares, each) in enumerate(zip(streams, owned, lengths, strict=True)):
+    for k, (shares, each) in enumerate(zip(owned, lengths, strict=True)):
         if not len(each):  # without batches there is nothing to draw
             rows[k] = shares[0][0]
             continue
-        generator = stream()
+        generator = streams[k]
         keys[k] = random.first_key(generator)
         order = tossed[k].rows if tossed else order_of(generator, shares, each, in_order)
         if is_dense[k]:  # nothing to fill up in between
@@ -360,20 +360,22 @@ def _drawn(streams: list[partial[np.random.Generator]], owned: list[list[np.ndar
     return rows, keys
 
 
-def _groups(widths: np.ndarray, rows: int) -> tuple[range, ...]:
-    """The batches in groups of at most so many rows, but one batch at least."""
-    groups, start, taken = [], 0, 0
-    for b, width in enumerate(widths.tolist()):
-        if b > start and taken + width > rows:
-            groups.append(range(start, b))
-            start, taken = b, 0
-        taken += width
-    return (*groups, range(start, len(widths)))
-
-
 def _shares(own: np.ndarray, count: int) -> list[np.ndarray]:
     """A client's rows in `count` interleaved shares (rows may be sorted by class); one share if too few."""
     return [own[k::count] for k in range(count)] if len(own) >= count else [own]
+
+
+def _all_lengths(owned: list[list[np.ndarray]], per_pass: list[int], work: LocalWork, per_step: int
+                 ) -> list[np.ndarray]:
+    """The sizes of every client's batches; looked up once for clients of the same size."""
+    known: dict[tuple[int, int], np.ndarray] = {}
+    found = []
+    for shares, batch in zip(owned, per_pass, strict=True):
+        like = (sum(map(len, shares)), batch)
+        if like not in known:
+            known[like] = _lengths(shares, batch, work, per_step)
+        found.append(known[like])
+    return found
 
 
 def _lengths(shares: list[np.ndarray], batch: int, work: LocalWork, per_step: int) -> np.ndarray:

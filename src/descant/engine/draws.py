@@ -48,7 +48,7 @@ def order_of(generator: np.random.Generator, shares: list[np.ndarray], lengths: 
            ) -> np.ndarray:
     """The rows of a client's batches, end to end."""
     if len(shares) == 1:
-        return _shuffled(generator, shares[0], int(lengths.sum()), in_order)
+        return _shuffled(generator, shares[0], sum(lengths.tolist()), in_order)
     turns = [lengths[k :: len(shares)] for k in range(len(shares))]
     each = [np.split(_shuffled(generator, share, int(turn.sum()), in_order), np.cumsum(turn)[:-1])
             for share, turn in zip(shares, turns, strict=True)]

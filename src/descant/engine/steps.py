@@ -8,6 +8,7 @@ from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -62,10 +63,21 @@ class _Inputs:
         return place.mul_(1 / 255) if self._is_bytes else place
 
 
+def groups(widths: np.ndarray, rows: int) -> tuple[range, ...]:
+    """The batches in groups of at most so many rows, but one batch at least."""
+    found, start, taken = [], 0, 0
+    for b, width in enumerate(widths.tolist()):
+        if b > start and taken + width > rows:
+            found.append(range(start, b))
+            start, taken = b, 0
+        taken += width
+    return (*found, range(start, len(widths)))
+
+
 def lookup(x: Tensor, rows: Tensor) -> Tensor:
     """Samples as they lie in the pool; several times faster than indexing."""
     return F.embedding(rows, x.reshape(len(x), -1)).reshape(*rows.shape, *x.shape[1:])
 
 
 def _first(tensor: Tensor, clients: int) -> Tensor:
-    return tensor if len(tensor) == clients else tensor[:clients]
+    return tensor if tensor.size(0) == clients else tensor[:clients]

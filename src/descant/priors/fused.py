@@ -173,7 +173,7 @@ class Descent:
 
     def step(self, clients: int, batch: Batch) -> None:
         """The first so many clients make a step each; the others have ended."""
-        if clients < len(self._moving[0].theta):
+        if clients < self._moving[0].theta.size(0):
             self._moving = [each.first(clients) for each in self._moving]
         slopes = self.gradients.slopes(
             [each.theta for each in self._moving], _first(self._stats, clients), *batch,
