@@ -135,18 +135,17 @@ def least(part: Callable[[], None], repeated: int = REPEATED) -> float:
     return 1e6 * min(spent)
 
 
-def show_others(console: Console) -> None:
-    """The second table: methods with SGD or Adam, and more than a step."""
+def show_others(console: Console, found: dict[str, tuple[Parts, float, float]]) -> None:
+    """The second table: methods with SGD or Adam, and more than a step. `found` has the products of SGD and a
+    step of Adam."""
     table = Table(box=box.SIMPLE_HEAD, title_justify="left",
                   title="µs of processor time per client and step: what a method has at least (times SGD)")
     for heading in ("model", "products\nof SGD", "with a\npull", "FedMAP: Adam, pull,\nlosses of all rows",
                     "FedPAC: features of\nall rows, twice", "FedAMP: pull,\nserver",
                     "pFedHN:\nserver"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for model in SHAPES:
-        parts, whole = Parts(model), Whole(model)
-        products, adam, pull = (least(part) / parts.clients for part in (
-            parts.products, parts.adam, parts.pull))
+    for model, (parts, products, adam) in found.items():
+        whole, pull = Whole(model), least(parts.pull) / parts.clients
         losses, features = (least(part, 20) / STEPS for part in (whole.losses, whole.features))
         attention, network = (least(part, 10) / (COHORT * STEPS) for part in (
             whole.attention, whole.hypernetwork))
@@ -161,6 +160,7 @@ def main() -> None:
     for heading in ("model", "clients\nat once", "products\nof SGD", "Adam", "noise", "sigma", "one pass",
                     "Adam:\nat least", "times\nSGD", "pFedBayes:\nat least", "times\nSGD"):
         table.add_column(heading, justify="right", no_wrap=True)
+    found: dict[str, tuple[Parts, float, float]] = {}
     with one_thread():
         for model in SHAPES:
             parts = Parts(model)
@@ -173,9 +173,10 @@ def main() -> None:
             table.add_row(model, str(parts.clients), *(f"{each:.0f}" for each in (
                 products, adam, noise, sigma, once, by_adam)), f"{by_adam / products:.1f}", f"{bayes:.0f}",
                 f"{bayes / products:.1f}")
+            found[model] = (parts, products, adam)
         console = Console(width=130)
         console.print(table)
-        show_others(console)
+        show_others(console, found)
 
 
 if __name__ == "__main__":

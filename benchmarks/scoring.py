@@ -45,18 +45,20 @@ class Side:
         self._y = part.y.view(CLIENTS, TEST_ROWS)
         shapes = Shapes.of(case).layers
         self._weights = [torch.randn(CLIENTS, layer.outputs, layer.inputs) for layer in shapes]
-        self._outputs = torch.randn(CLIENTS, shapes[-1].outputs, TEST_ROWS).mT
-        self._passes = case.passes
+        columns = torch.randn(CLIENTS, shapes[-1].outputs, TEST_ROWS).mT
+        # as the products leave them: of the shared model in rows, of personal ones in columns
+        self._outputs = [columns.contiguous(), columns][: case.passes]
         self.ways = {"descant": self.engine.evaluate, "states": self._states, "tallies": self._tallies} | {
-            f"shared, {n} at once": self._shared(n) for n in AT_ONCE} | ({
+            f"shared, {n} at once{', in columns' * turned}": self._shared(n, turned)
+            for n in AT_ONCE for turned in (False, True)} | ({
                 f"personal, {n} at once": self._personal(n) for n in AT_ONCE} if case.passes == 2 else {})
 
-    def _shared(self, at_once: int) -> Callable[[], None]:
+    def _shared(self, at_once: int, turned: bool) -> Callable[[], None]:
         def products() -> None:
             for k in range(0, CLIENTS, at_once):
                 rows: Tensor = self._x[k : k + at_once].flatten(0, 1)
                 for w in self._weights:
-                    rows = F.linear(rows, w[0])
+                    rows = torch.mm(w[0], rows.T).T if turned else F.linear(rows, w[0])
 
         return products
 
@@ -73,8 +75,8 @@ class Side:
         self._store.read(np.arange(CLIENTS))
 
     def _tallies(self) -> None:
-        for _ in range(self._passes):
-            self.task._tallies(self._outputs, self._y, None, None)  # type: ignore[attr-defined]
+        for outputs in self._outputs:
+            self.task._tallies(outputs, self._y, None, None)  # type: ignore[attr-defined]
 
     def costs(self) -> dict[str, float]:
         """The least milliseconds of every way, and of the products in the best arrangement."""

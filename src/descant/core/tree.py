@@ -6,7 +6,7 @@ store, the worker processes and the wire need to know about them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -43,6 +43,12 @@ def rebuild(template: Tree, values: Mapping[str, Tensor], path: str = "") -> Tre
     children = [rebuild(child, values, f"{path}.{name}" if path else name)
                 for name, child in zip(_names(template), template, strict=True)]
     return _like(template, children)
+
+
+def filled(template: Tree, values: Iterable[Tensor]) -> Tree:
+    """The tree of `template`'s structure with these tensors, in the order of `leaves`."""
+    following = iter(values)
+    return map_tree(lambda _: next(following), template)
 
 
 def stack(trees: list[Tree]) -> Tree:

@@ -25,7 +25,7 @@ from descant.core.meter import Meter, metered
 from descant.core.privacy.settings import Mechanism
 from descant.core.splits import SplitName
 from descant.core.task import Task
-from descant.core.tree import Tree, leaves, map_tree, stack, take
+from descant.core.tree import Tree, filled, leaves, map_tree, stack, take
 from descant.core.vector import Model
 from descant.engine.batches import LocalWork, Plan, View, plan_chunk, steps_in_round
 from descant.engine.draws import Coins
@@ -177,12 +177,18 @@ class Work:
                 plan, tensors = self._plan(job, clients, number)
             message, states, tensors = self._there((message, states, tensors))
 
-            def one(each: Tree, state: Tree, own: Any) -> Tree:
-                received, data = Message(message.shared, each), self._seen(job, plan, own)
-                return _JOBS[job](self, received, state, data, meter)
+            given, form = (message.each, states, tensors), ()
 
-            values = vmap(one)(message.each, states, tensors)
-        return self._back(values), meter
+            def one(*flat: Tensor) -> tuple[Tensor, ...]:
+                nonlocal form
+                each, state, own = filled(given, flat)
+                received, data = Message(message.shared, each), self._seen(job, plan, own)
+                form = _JOBS[job](self, received, state, data, meter)
+                return tuple([tensor for _, tensor in leaves(form)])
+
+            # of plain tuples: taking trees apart and putting them together costs vmap more than a step
+            found = vmap(one)(*[tensor for _, tensor in leaves(given)])
+        return self._back(filled(form, found)), meter
 
     def _alone(self, job: Job, client: int, number: int, message: Message, state: Tree) -> tuple[Tree, Meter]:
         # random numbers that a user's module draws by itself are at least repeatable
