@@ -125,10 +125,10 @@ class Whole:
         self._last.sub_(self._moment, alpha=1e-9)
 
 
-def least(part: Callable[[], None], repeated: int = REPEATED) -> float:
+def least(part: Callable[[], None], repeated: int | None = None) -> float:
     """Microseconds."""
     spent = []
-    for _ in range(repeated):
+    for _ in range(repeated or REPEATED):
         start = time.thread_time()
         part()
         spent.append(time.thread_time() - start)
@@ -146,8 +146,8 @@ def show_others(console: Console, found: dict[str, tuple[Parts, float, float]]) 
         table.add_column(heading, justify="right", no_wrap=True)
     for model, (parts, products, adam) in found.items():
         whole, pull = Whole(model), least(parts.pull) / parts.clients
-        losses, features = (least(part, 20) / STEPS for part in (whole.losses, whole.features))
-        attention, network = (least(part, 10) / (COHORT * STEPS) for part in (
+        losses, features = (least(part, REPEATED // 5) / STEPS for part in (whole.losses, whole.features))
+        attention, network = (least(part, REPEATED // 5) / (COHORT * STEPS) for part in (
             whole.attention, whole.hypernetwork))
         sums = (products + pull, products + adam + pull + losses, products + features,
                 products + pull + attention, products + network)

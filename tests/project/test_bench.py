@@ -13,7 +13,7 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from benchmarks import methods
+from benchmarks import methods, passes, small_tables, workers
 from benchmarks.bench import app
 from benchmarks.speed import command, growth
 from benchmarks.speed.apart import Apart
@@ -224,16 +224,30 @@ def test_what_methods_cost_beside_pfedme(monkeypatch):
     federation = methods.validated(random_federation(4, 40, 4))
     assert federation.train.sizes.tolist() == [15] * 4
     assert federation.validation.sizes.tolist() == [25] * 4
-    names = ("pfedme", "fedper", "fedfomo")
+    names = (*methods.MEASURES, "fedper", "fedfomo")
     found = methods.costs(names, "mclr", federation, 2)
-    assert list(found) == ["pfedme", "fedfomo"]  # softmax regression is nothing but a head
+    assert list(found) == [*methods.MEASURES, "fedfomo"]  # softmax regression is nothing but a head
     for method in found.values():
         assert len(method.step) == len(method.server) == 2
         assert min(method.step) > 0
     console = Console(file=io.StringIO(), width=120)
     methods.show(console, names, {"mclr": found})
-    assert re.search(r"pfedme +\d+ +1\.00 +\d", console.file.getvalue())
+    assert re.search(r"pfedme +\d+ +1\.00 +\d+\.\d+ +\d+\.\d+ +\d", console.file.getvalue())
+    assert re.search(r"fedavg +\d+ +\d+\.\d+ +\d+\.\d+ +1\.00 +\d", console.file.getvalue())
     assert re.search(r"fedper +\n", console.file.getvalue())
+
+
+def test_what_parts_cost_at_least(monkeypatch, capsys):
+    """The benchmarks of parts run, on little: every cell of their tables is a number."""
+    monkeypatch.setattr(passes, "REPEATED", 5)
+    monkeypatch.setattr(passes, "SHAPES", {"mclr": passes.SHAPES["mclr"]})
+    passes.main()
+    lines = re.findall(r"^ +mclr .*", capsys.readouterr().out, re.MULTILINE)
+    assert [len(line.split()) for line in lines] == [11, 12]
+    monkeypatch.setattr(small_tables, "REPEATED", 1)
+    small_tables.main()
+    assert len(re.findall(r"\d \(\d+\.\d\)", capsys.readouterr().out)) == 7
+    assert workers.together(1, workers.copying) > 0
 
 
 @pytest.mark.parametrize("name", methods.SERVERS)

@@ -1,4 +1,4 @@
-"""A step on a small table: `python -m benchmarks.small`.
+"""A step on a small table: `python -m benchmarks.small_tables`.
 
 139 clients with rows of 28 numbers in two classes, softmax regression, batches of 20, one epoch, all clients
 of a chunk in one thread: with as many rows each, and with 50 to 450. Microseconds of processor time per
