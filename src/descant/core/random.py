@@ -37,7 +37,7 @@ class Streams:
     """
 
     def __init__(self, seed: int, purpose: str, *keys: int, last: np.ndarray) -> None:
-        self._name = (seed, purpose, *keys)
+        self._seed, self._purpose, self._keys = seed, purpose, keys
         self._last = last.tolist()
         words = [seed, zlib.crc32(purpose.encode()), *keys]
         is_small = min([*words, *self._last]) >= 0 and max([*words, *self._last]) < 2**32
@@ -50,7 +50,7 @@ class Streams:
     def __getitem__(self, k: int) -> np.random.Generator:
         """The stream of the k-th."""
         if self._states is None:
-            return stream(*self._name, self._last[k])
+            return stream(self._seed, self._purpose, *self._keys, self._last[k])
         state, increment = self._states[k]
         self._one.bit_generator.state = {
             "bit_generator": "PCG64", "state": {"state": state, "inc": increment}, "has_uint32": 0,
@@ -70,8 +70,8 @@ def _seed_words(entropy: list[np.ndarray]) -> np.ndarray:
         return value ^ (value >> np.uint32(16))
 
     def mixed(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        found = x * np.uint32(0xCA01F9DD) - y * np.uint32(0x4973F715)
-        return found ^ (found >> np.uint32(16))
+        found: np.ndarray = x * np.uint32(0xCA01F9DD) - y * np.uint32(0x4973F715)
+        return np.asarray(found ^ (found >> np.uint32(16)))
 
     given = [*entropy, *[np.zeros_like(entropy[0])] * (4 - len(entropy))]
     pool = [hashed(word) for word in given[:4]]
