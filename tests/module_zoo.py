@@ -373,7 +373,7 @@ EXACT: dict[str, Callable[[], nn.Module]] = {
     "transformer, time first": lambda: transformer(batch_first=False),
     "torch's lstm": lambda: recurrent(nn.LSTM),
     "torch's gru": lambda: recurrent(nn.GRU, num_layers=2),
-    "torch's rnn": lambda: recurrent(nn.RNN),
+    "torch's rnn": lambda: recurrent(nn.RNN, nonlinearity="relu", bias=False),
     # normalisation
     "batch norm": lambda: net(plus("norm"), norm=nn.BatchNorm1d(IN)),
     "batch norm 3d": lambda: nn.Sequential(nn.Linear(IN, 16), nn.Unflatten(1, (2, 2, 2, 2)),
@@ -484,6 +484,7 @@ RANDOM: dict[str, Callable[[], nn.Module]] = {
     "transformer with dropout": lambda: transformer(dropout=0.3),
     "transformer with dropout, time first": lambda: transformer(False, dropout=0.3),
     "lstm with dropout": lambda: recurrent(nn.LSTM, num_layers=2, dropout=0.3),
+    "gru with dropout": lambda: recurrent(nn.GRU, num_layers=2, dropout=0.3),
     "gumbel": lambda: net(lambda self, x: self.last(
         F.gumbel_softmax(self.first(x)) if self.training else self.first(x).softmax(1))),
 }

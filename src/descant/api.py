@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from descant.experiment.observe import Callback, Calling, Observer, Silent, Toge
 from descant.experiment.run import Run, Setup
 from descant.experiment.trackers import Tracker
 from descant.models import ModelSpec, NetworkSpec, TaskSpec, make_task, named
+from descant.models.module import Precision
 from descant.view.comparison import draw, write_page
 from descant.view.objects import Comparison, Search
 from descant.view.progress import Shown, counting
@@ -57,6 +59,7 @@ def run(
     model: str | NetworkSpec | TaskSpec | nn.Module | Task = "mclr",
     loss: LossName | Loss | None = None,
     class_weights: Sequence[float] | None = None,
+    autocast: Precision | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     eval: Mapping[str, Any] | None = None,
@@ -80,7 +83,8 @@ def run(
     `observer` (`descant.experiment.observe.Observer`), or several, take its place; `descant.TensorBoard()`,
     `descant.MLflow()` and `descant.WandB()` are beside it. `on_round(run, row)` is called after
     every round and `on_evaluate(run, row)` after every evaluated one, with its line of metrics; `run.stop()`
-    in them ends the run. `class_weights` say what the rows of each class count in training. `initial` is a
+    in them ends the run. `class_weights` say what the rows of each class count in training, and
+    `autocast="bfloat16"` that passes compute in that precision. `initial` is a
     `state_dict` with which a network starts in place of its own parameters.
     """
     place = None if out is None else _where(out)
@@ -96,13 +100,14 @@ def run(
     settings = fields.parse(Train, {name: os.fspath(value) if isinstance(value, os.PathLike) else value
                                     for name, value in train.items()}, "train")
     federation = federation.to(settings.torch_dtype)
-    weights = ModelSpec(class_weights=class_weights).class_weights  # type: ignore[arg-type]
+    asked = ModelSpec(class_weights=class_weights, autocast=autocast)  # type: ignore[arg-type]
+    weights = asked.class_weights
     task = make_task(model, federation, loss=loss, dtype=settings.torch_dtype, seed=settings.seed,
-                     initial=initial, class_weights=weights)
+                     initial=initial, class_weights=weights, autocast=asked.autocast)
     if task.dtype != settings.torch_dtype:
         raise UsageError(f"the task is in {task.dtype}, but train.dtype is {settings.dtype}: "
                          "make them the same")
-    section = _section(model, loss, weights)
+    section = _section(model, loss, asked)
     # the [data] and [model] sections, if everything came from the registries
     own = section is None or initial is not None or callable(loss)
     origin = None if federation.origin is None or own else {
@@ -147,12 +152,12 @@ def _watching(observer: Watchers, progress: bool | None, on_round: Callback | No
         yield Together([Silent(), *given, calling])
 
 
-def _section(model: Any, loss: Any, weights: tuple[float, ...] | None) -> dict[str, Any] | None:
+def _section(model: Any, loss: Any, asked: ModelSpec) -> dict[str, Any] | None:
     """The [model] section, if the network has a name; without a user's own loss."""
     spec = named(model) if isinstance(model, str) else model
     if not isinstance(spec, NetworkSpec | TaskSpec):
         return None
-    return ModelSpec(spec, None if callable(loss) else loss, weights).dump()
+    return dataclasses.replace(asked, model=spec, loss=None if callable(loss) else loss).dump()
 
 
 def resume(out: str | Path, *, rounds: int | None = None, observer: Watchers = None,

@@ -26,6 +26,12 @@ BUDGET, SHARE = 2**30, 0.25  # bytes of a copy at most; as a share of the free m
 _BLOCK = 4096  # rows that are copied at once
 
 
+def budget() -> int:
+    """How many bytes a copy may take."""
+    free = free_memory()
+    return BUDGET if free is None else min(BUDGET, int(SHARE * free))
+
+
 class Part(NamedTuple):
     """The samples of a split, or more, and which of them are each client's."""
 
@@ -77,12 +83,10 @@ class Pool:
     def of(cls, federation: Federation, dtype: torch.dtype) -> Pool:
         """The pool of a federation, for models of this precision."""
         given, own = cls.as_it_lies(federation), federation.x.dtype
-        free = free_memory()
-        budget = BUDGET if free is None else min(BUDGET, int(SHARE * free))
         for scored in (dtype if own == torch.uint8 else own, own):
             kinds = (own, scored, scored)
             parts = (given.train, given.validation, given.test)
-            if sum(part.nbytes(kind) for part, kind in zip(parts, kinds, strict=True)) <= budget:
+            if sum(part.nbytes(kind) for part, kind in zip(parts, kinds, strict=True)) <= budget():
                 return cls(*(part.copied(kind) for part, kind in zip(parts, kinds, strict=True)))
         return given
 

@@ -18,6 +18,7 @@ from descant.core.task import Task
 from descant.engine.attack import Attack
 from descant.engine.averaging import averaged
 from descant.engine.evaluation import evaluated_clients
+from descant.engine.features import on_features
 from descant.engine.protect import protected, settled
 from descant.engine.robust import Robust
 from descant.engine.rounds import Training
@@ -54,10 +55,13 @@ class Setup:
                    {name: sections[name] for name in ("data", "model")}, privacy=experiment.privacy,
                    robust=experiment.robust, attack=experiment.attack)
 
-    def work(self) -> Work:
-        attack, seed = self.attack, self.train.seed
+    def work(self, *, training: bool = False) -> Work:
+        """The work of the run. For `training`, behind frozen layers with which the network begins."""
+        attack, seed, task = self.attack, self.train.seed, self.task
         federation = self.federation if attack is None else attack.poisoned(self.federation, seed)
-        work = Work(self.algorithm, self.task, federation, seed, self.train.batch, self.train.local,
+        if training:
+            task, federation = on_features(task, federation)
+        work = Work(self.algorithm, task, federation, seed, self.train.batch, self.train.local,
                     torch.device(self.train.device), self.most, self.eval.metric == AUROC)
         if self.privacy is not None:
             work = protected(work, self.train, self.privacy, secret=self.federation.is_remote)
@@ -70,7 +74,8 @@ class Setup:
         if self.privacy is not None and self.eval.diagnostics:
             raise UsageError("eval.diagnostics are figures of the uploads that [privacy] does not account "
                              "for: leave one of them out")
-        return Training(self.work(), self.train, self.eval.diagnostics).screen(self.robust, self.attack)
+        training = Training(self.work(training=True), self.train, self.eval.diagnostics)
+        return training.screen(self.robust, self.attack)
 
     @cached_property
     def deciding(self) -> DecidingMetric:

@@ -27,7 +27,7 @@ from descant.models.base import NetworkSpec, TaskSpec
 from descant.models.cnn import CGPFLCNN, CNN2, CNN3, CNN5, FEMNISTCNN, HARCNN, CifarNet, FedMAPCNN
 from descant.models.linear import DNN, MCLR, MLP128, FedMAPMLP
 from descant.models.lstm import LSTM
-from descant.models.module import ModuleTask
+from descant.models.module import ModuleTask, Precision
 from descant.models.own import OwnModel
 from descant.models.quadratic import Quadratic
 from descant.models.resnet import ResNet18
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-OF_ANY_MODEL = ("name", "loss", "class_weights")  # the fields of [model] that are no model's own
+OF_ANY_MODEL = ("name", "loss", "class_weights", "autocast")  # the fields of [model] that are no model's own
 
 
 def named(name: object, own: Mapping[str, Any] | None = None, where: str = "model") -> NetworkSpec | TaskSpec:
@@ -72,6 +72,9 @@ class ModelSpec(fields.Checked):
     loss: LossName | None = hyper(None, "absent: cross_entropy for classes, mse for real targets")
     class_weights: tuple[float, ...] | None = hyper(
         None, "what the rows of each class count in training; absent: all alike", gt=0)
+    autocast: Precision | None = hyper(
+        None, "precision in which networks compute where torch.autocast does; their parameters stay in "
+              "float32; absent: all in train.dtype")
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], where: str = "model", allow: Allowed = ()) -> ModelSpec:
@@ -79,18 +82,20 @@ class ModelSpec(fields.Checked):
         must be in `allow`."""
         own = {k: v for k, v in table.items() if k not in OF_ANY_MODEL}
         name = marked(table.get("name", MCLR.name), opened(allow))
-        return cls(named(name, own, where), table.get("loss"), table.get("class_weights"))
+        return cls(named(name, own, where), table.get("loss"), table.get("class_weights"),
+                   table.get("autocast"))
 
     def dump(self) -> dict[str, Any]:
         """The table that `parse` makes this spec of."""
         model = self.model
         table: dict[str, Any] = model.dump() if isinstance(model, OwnModel) else fields.dump(model)
-        given = {"loss": self.loss, "class_weights": fields.dump(self.class_weights)}
+        given = {"loss": self.loss, "class_weights": fields.dump(self.class_weights),
+                 "autocast": self.autocast}
         return table | {key: value for key, value in given.items() if value is not None}
 
     def task(self, federation: Federation, dtype: torch.dtype, seed: int) -> Task:
         return make_task(self.model, federation, loss=self.loss, dtype=dtype, seed=seed,
-                         class_weights=self.class_weights)
+                         class_weights=self.class_weights, autocast=self.autocast)
 
 
 def make_task(
@@ -102,9 +107,10 @@ def make_task(
     seed: int = 0,
     initial: Mapping[str, Tensor] | None = None,
     class_weights: Sequence[float] | None = None,
+    autocast: Precision | None = None,
 ) -> Task:
     """The task of a model on a federation. A named network is initialised from the seed; `initial` is a
-    `state_dict` to start with instead. `class_weights` as in `ModuleTask`."""
+    `state_dict` to start with instead. `class_weights` and `autocast` as in `ModuleTask`."""
     if isinstance(model, str):
         model = named(model)
     if isinstance(model, Task | TaskSpec):
@@ -112,6 +118,8 @@ def make_task(
             raise UsageError("this model has a loss of its own: leave `loss` out")
         if class_weights is not None:
             raise UsageError("class_weights is for networks: this model has a loss of its own")
+        if autocast is not None:
+            raise UsageError("autocast is for networks: a Task computes as it is written")
         if initial is not None:
             raise UsageError("`initial` is for networks: a Task says by its `init` what training starts with")
         if isinstance(model, ModuleTask):
@@ -135,8 +143,8 @@ def make_task(
     if initial is not None:
         model = _started(model, initial)
     loss = loss or default_loss(federation.classes)
-    return ModuleTask(model, loss, classes=federation.classes, dtype=dtype, class_weights=class_weights
-                      ).fitted(federation, ours=ours)
+    return ModuleTask(model, loss, classes=federation.classes, dtype=dtype, class_weights=class_weights,
+                      autocast=autocast).fitted(federation, ours=ours)
 
 
 def _require_trainable(module: nn.Module) -> None:
@@ -150,7 +158,8 @@ def _require_trainable(module: nn.Module) -> None:
         if parameter.dtype not in (torch.float16, torch.float32, torch.float64):
             kind = str(parameter.dtype).removeprefix("torch.")
             raise UsageError(f"the parameter {name!r} of the model is {kind}: models are trained in float32 "
-                             "or float64 (train.dtype); call .float() on the module first")
+                             "or float64 (train.dtype): call .float() on the module first, and give "
+                             'autocast="bfloat16" for passes in that precision')
 
 
 def _started(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,8 @@ from descant.core.vector import Layout, Model
 from descant.errors import UsageError, first_line, unknown
 
 PASSED = 1024  # rows that pass a chain at once where they are only predicted
+Precision: TypeAlias = Literal["bfloat16"]
+PRECISIONS: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16}
 
 
 class ModuleTask(Task):
@@ -37,20 +39,27 @@ class ModuleTask(Task):
 
     The module is copied; its present parameters are the initial model. `loss` is a name or a callable
     that gives one loss per sample (as torch losses do with `reduction="none"`). With `class_weights`, rows
-    count in training by their classes. Every experiment works with the task `fitted` to its data.
+    count in training by their classes. With `autocast`, passes compute in that precision where
+    `torch.autocast` does; parameters, losses and all sums stay in `dtype`. Every experiment works with the
+    task `fitted` to its data.
     """
 
     layout: Layout
 
     def __init__(self, module: nn.Module, loss: LossName | Loss, *, classes: int | None = None,
-                 dtype: torch.dtype = torch.float32, class_weights: Sequence[float] | None = None) -> None:
-        self.dtype = dtype
+                 dtype: torch.dtype = torch.float32, class_weights: Sequence[float] | None = None,
+                 autocast: Precision | None = None) -> None:
+        if autocast is not None and dtype != torch.float32:
+            raise UsageError(f"model.autocast = {autocast!r} shortens the passes of a model in float32, and "
+                             "train.dtype is float64: leave one of them out")
+        self.dtype, self.autocast = dtype, autocast
         self.loss_name = loss if isinstance(loss, str) else getattr(loss, "__name__", "custom")
         self.classes = classes
         if isinstance(loss, str) and loss not in LOSSES:
             raise unknown("loss", loss, LOSSES)
         if loss == "binary_cross_entropy" and classes is None:
             self.classes = 2  # targets 0 and 1 as real numbers
+        self._given = loss
         self._loss = LOSSES[loss] if isinstance(loss, str) else loss
         self._sloped = SLOPED[loss] if isinstance(loss, str) else None
         self.class_weights = class_weights
@@ -71,8 +80,9 @@ class ModuleTask(Task):
     def _prepare(self, layout: Layout, effects: SideEffects) -> None:
         """Make the functions that run the module."""
         self.layout, self.dim = layout, layout.dim
-        self._train = Pure(self._module, layout, self.dtype, train=True, effects=effects)
-        self._eval = Pure(self._module, layout, self.dtype, train=False, effects=effects)
+        short = None if self.autocast is None else PRECISIONS[self.autocast]
+        self._train = Pure(self._module, layout, self.dtype, train=True, effects=effects, autocast=short)
+        self._eval = Pure(self._module, layout, self.dtype, train=False, effects=effects, autocast=short)
         self.draws = self._train.context.draws_needed
         self._chain, self._eval_chain = self._train.chain, self._eval.chain
         self.rows_at_once = Task.rows_at_once if self._eval_chain is None else PASSED
@@ -81,6 +91,21 @@ class ModuleTask(Task):
         is_own = type(self).losses is ModuleTask.losses and type(self).grad is Task.grad
         if is_own and self._chain is not None and self._sloped is not None:
             self.chunk_gradients = ChunkGradients(self._chain, self._train.context, layout, self._sloped)
+
+    def of(self, module: nn.Module) -> ModuleTask:
+        """The same task of another module."""
+        return ModuleTask(module, self._given, classes=self.classes, dtype=self.dtype,
+                          class_weights=self.class_weights, autocast=self.autocast)
+
+    @property
+    def template(self) -> nn.Module:
+        """The module of which all copies are made."""
+        return self._module
+
+    @property
+    def frozen(self) -> bool:
+        """Whether any parameter is not trained."""
+        return any(not parameter.requires_grad for parameter in self._module.parameters())
 
     def init(self) -> Model:
         return self.layout.flatten(self._module, self.dtype)
@@ -93,6 +118,8 @@ class ModuleTask(Task):
         digest = hashlib.sha256(f"{self.loss_name} {self._module}".encode())
         if self.class_weights is not None:
             digest.update(repr(tuple(map(float, self.class_weights))).encode())
+        if self.autocast is not None:
+            digest.update(self.autocast.encode())
         for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
             digest.update(name.encode())
             digest.update(tensor.detach().contiguous().numpy().data)
@@ -157,7 +184,7 @@ class ModuleTask(Task):
         if len(given) != 1:
             raise UsageError("the features of the model are not known: its last layer "
                              f"{self.layout.last_layer!r} is called {len(given)} times in a pass, not once")
-        return as_rows(given[0])
+        return as_rows(given[0]).to(self.dtype)
 
     def _features_by_hand(self, theta: Tensor, stats: Tensor, x: Tensor) -> tuple[Tensor]:
         assert self._eval_chain is not None
@@ -330,10 +357,18 @@ class ModuleTask(Task):
                 return _of_vmap(error)
             for k in range(2):
                 each = self._gradient(take(models, k), take(batches, k))
-                if not all(torch.allclose(a, b, rtol=1e-2, atol=1e-4, equal_nan=True)
+                if not all(_is_near(a, b, self.autocast)
                            for a, b in zip(take(together, k), each, strict=True)):
                     return "the model comes to other results where torch's vmap runs it for several clients"
         return None
+
+
+def _is_near(a: Tensor, b: Tensor, autocast: Precision | None) -> bool:
+    """Up to the rounding of a pass."""
+    if autocast is None:
+        return torch.allclose(a, b, rtol=1e-2, atol=1e-4, equal_nan=True)
+    size = float(b.abs().nan_to_num(0, 0, 0).amax()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=0.1, atol=1e-4 + 0.05 * size, equal_nan=True)
 
 
 def _of_classes(loss: Any, classes: int | None, weights: Sequence[float]) -> LossName:

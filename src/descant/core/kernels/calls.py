@@ -2,8 +2,9 @@
 
 A subclass of BatchNorm or Dropout with a `forward` of its own, `F.dropout` in a forward pass, stochastic
 depth: while `Calls` is open, their functions of torch use the rows that count, and draw from the stream of
-(seed, round, client, step). That costs microseconds for every function called, so it is opened only for
-modules that need it (`trial.py`).
+(seed, round, client, step). Attention and recurrent layers are here too: what they drop inside is drawn in
+the same way, and where vmap has no rule for them they are written out. That costs microseconds for every
+function called, so it is opened only for modules that need it (`trial.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from descant.core import random
+from descant.core.kernels import recurrent
 from descant.core.kernels.layers import Context, batch_norm, drop_factor
+from descant.core.kernels.lift import is_transformed
 
 
 class Calls(TorchFunctionMode):
@@ -60,17 +63,101 @@ def _attention(context: Context, query: Tensor, key: Tensor, value: Tensor, attn
                dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
                enable_gqa: bool = False) -> Any:
     """Attention as torch's documentation has it, with a draw of each client's own for what is dropped."""
-    if context.key is None or not 0 < dropout_p <= 1 or enable_gqa:
+    if not _is_ours(context, dropout_p, query, key, value):
         return NotImplemented
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    return _attended(context, query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
+
+
+def _attended(context: Context, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float,
+              is_causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """What is found, and the weights by which it was."""
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
-    if attn_mask is not None:
-        is_choice = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, -torch.inf) if is_choice else scores + attn_mask
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     weights = torch.softmax(scores, -1)
-    return weights * drop_factor(context, weights, dropout_p, 0) @ value
+    if context.key is not None and 0 < p <= 1:
+        weights = weights * drop_factor(context, weights, p, 0)
+    return weights.to(value.dtype) @ value, weights  # softmax stays in float32 under autocast
+
+
+def _is_ours(context: Context, p: float, *tensors: Tensor | None) -> bool:
+    """Whether torch's own function does not serve: something is dropped, or clients run together."""
+    context.asked = True  # they may later, where they were tried alone
+    return (context.key is not None and 0 < p <= 1) or is_transformed(*tensors)
+
+
+def _multi_head_attention(
+    context: Context, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
+    in_proj_weight: Tensor | None, in_proj_bias: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None,
+    add_zero_attn: bool, dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Tensor | None,
+    training: bool = True, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+    attn_mask: Tensor | None = None, use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None, k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None, static_k: Tensor | None = None, static_v: Tensor | None = None,
+    average_attn_weights: bool = True, is_causal: bool = False,  # a hint: the mask says the same
+) -> Any:
+    """`nn.MultiheadAttention` for samples [T, B, width]."""
+    p = dropout_p if training else 0.0
+    if not _is_ours(context, p, query, key, value, out_proj_weight) or query.dim() != 3 or add_zero_attn or (
+            any(t is not None for t in (bias_k, static_k, static_v))):
+        return NotImplemented
+    biases = [None] * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+    weights = ((q_proj_weight, k_proj_weight, v_proj_weight) if in_proj_weight is None
+               else in_proj_weight.chunk(3))
+    q, k, v = (F.linear(x, weight, bias).unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
+               for x, weight, bias in zip((query, key, value), weights, biases, strict=True))
+    mask = None
+    if attn_mask is not None:
+        mask = _added(attn_mask, q.dtype)
+        mask = mask.unflatten(0, (-1, num_heads)) if mask.dim() == 3 else mask
+    if key_padding_mask is not None:
+        hidden = _added(key_padding_mask, q.dtype)[:, None, None]
+        mask = hidden if mask is None else mask + hidden
+    out, shares = _attended(context, q, k, v, mask, p)
+    out = F.linear(out.permute(2, 0, 1, 3).flatten(-2), out_proj_weight, out_proj_bias)
+    return out, (shares.mean(1) if average_attn_weights else shares) if need_weights else None
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of `nn.MultiheadAttention`, true where nobody looks, as what is added to the scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)
+
+
+def _recurrent(step: recurrent.Step) -> Callable[..., Any]:
+    """`torch.lstm` and its kind. Sequences that are packed have other arguments, and are left to torch."""
+    def layers(context: Context, x: Tensor, hx: Any, params: Any, has_biases: bool, num_layers: Any,
+               dropout: float, train: bool, bidirectional: bool, batch_first: Any = None) -> Any:
+        if not isinstance(params, list | tuple) or not isinstance(num_layers, int):
+            return NotImplemented
+        p, directions = (dropout if train and num_layers > 1 else 0.0), 1 + bool(bidirectional)
+        each = 4 if has_biases else 2
+        is_projected = len(params) != each * num_layers * directions
+        is_cast = torch.is_autocast_enabled(x.device.type)  # torch's operation knows bfloat16 on few machines
+        if not (_is_ours(context, p, x, *params) or is_cast) or is_projected:
+            return NotImplemented
+        found, *states = recurrent.layers(
+            x.transpose(0, 1) if batch_first else x, hx if isinstance(hx, list | tuple) else (hx,),
+            [params[k : k + each] for k in range(0, len(params), each)], step, directions,
+            lambda x: x if not p or context.key is None else  # samples first: padding must not move the draws
+            x * drop_factor(context, x.transpose(0, 1), p, 0).transpose(0, 1))
+        return found.transpose(0, 1) if batch_first else found, *states
+
+    return layers
+
+
+def _in_full(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """A norm of what autocast has shortened, in float32, as its parameters are: vmap cannot mix the two."""
+    def full(context: Context, input: Tensor, *others: Any, **named: Any) -> Any:
+        return norm(input.float(), *others, **named) if input.dtype == torch.bfloat16 else NotImplemented
+
+    return full
 
 
 Draw = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
@@ -150,6 +237,12 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     F.dropout3d: _dropout(3),
     torch.feature_dropout: _dropout(2),
     F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head_attention,
+    **{norm: _in_full(norm) for norm in (F.layer_norm, F.group_norm, F.instance_norm, F.rms_norm)},
+    torch.lstm: _recurrent(recurrent.lstm),
+    torch.gru: _recurrent(recurrent.gru),
+    torch.rnn_tanh: _recurrent(recurrent.rnn(torch.tanh)),
+    torch.rnn_relu: _recurrent(recurrent.rnn(torch.relu)),
     torch.rand: _made(random.uniform),
     torch.randn: _made(random.normal),
     torch.rand_like: _made_like(random.uniform),

@@ -133,6 +133,7 @@ def _moved(x: Tensor, rows: Tensor | None, mean0: Tensor, var0: Tensor, momentum
 
 
 def _batch_norm(context: Context, name: str, layer: _BatchNorm, x: Tensor) -> Tensor:
+    x = x.to(context.stats[_running(name)[0]].dtype)  # autocast may have shortened it
     mean, var, _ = moments_of_batch(context, name, layer, x)
     if not layer.training:
         return F.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
@@ -156,6 +157,8 @@ def batch_norm(context: Context, x: Tensor, running_mean: Tensor | None, running
                momentum: float = 0.1, eps: float = 1e-5) -> Any:
     """`F.batch_norm` of the rows that count; it writes into the running statistics, as torch's does."""
     rows = context.rows(x) if training else None
+    if running_mean is not None:
+        x = x.to(running_mean.dtype)  # autocast may have shortened it
     if not training or (running_mean is None and rows is None and len(x) > 1):
         return NotImplemented
     mean0 = x.new_zeros(x.shape[1]) if running_mean is None else running_mean
@@ -199,7 +202,8 @@ def drop_factor(context: Context, x: Tensor, p: float, sides: int, lead: int = 0
         # torch takes what has one axis less for one sample [C, ...], but not so in two dimensions
         own = 1 if sides != 2 and len(shape) == sides + 1 else 2
         shape = shape[:own] + (1,) * (len(shape) - own)
-    keep = random.uniform(context.next_key(), tuple(shape), x.dtype) >= p
+    exact = x.dtype if x.dtype == torch.float64 else torch.float32  # bfloat16 would round chances
+    keep = random.uniform(context.next_key(), tuple(shape), exact) >= p
     return keep.to(x.dtype) / (1 - p) if p < 1 else torch.zeros_like(keep, dtype=x.dtype)
 
 

@@ -35,13 +35,16 @@ class Pure:
     is an error."""
 
     def __init__(self, module: nn.Module, layout: Layout, dtype: torch.dtype, *, train: bool,
-                 effects: SideEffects = SideEffects()) -> None:  # noqa: B008 - a constant
+                 effects: SideEffects = SideEffects(),  # noqa: B008 - a constant
+                 autocast: torch.dtype | None = None) -> None:
         self.module = copied(module, dtype, shared=True).train(train)
         self.layout = layout
         self.effects = effects
-        self.chain = Chain.of(self.module, layout)  # before `rewire` replaces forward passes
+        self._autocast = autocast
+        # before `rewire` replaces forward passes; torch casts what it is called for, not what is by hand
+        self.chain = Chain.of(self.module, layout) if autocast is None else None
         self.context = rewire(self.module)
-        self._answers = train and effects.calls and self.chain is None
+        self._answers = (effects.calls or autocast is not None) and self.chain is None
         # a pass writes into copies of these
         self._written = [s for s in layout.statistics if train and s.name not in self.context.kept]
         self._counters = [name for name, _ in self.module.named_buffers()
@@ -69,9 +72,13 @@ class Pure:
         with self.context.of_pass(weight, key, self.layout.running(model.stats)) as context, \
              Calls(context) if self._answers else nullcontext(), \
              _seeded(key) if effects.draws_itself and key is not None else nullcontext(), \
-             _forgotten(self.module) if effects.remembers else nullcontext():
+             _forgotten(self.module) if effects.remembers else nullcontext(), \
+             torch.autocast(x.device.type, self._autocast, cache_enabled=False) \
+             if self._autocast is not None else nullcontext():
             outputs = outputs_of(functional_call(self.module, given, (x,)))
             told = context.stats
+        if self._autocast is not None and isinstance(outputs, Tensor):
+            outputs = outputs.to(model.theta.dtype)
         if effects.known:
             self._require_constants()
         if not self.layout.statistics:
