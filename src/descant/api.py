@@ -54,8 +54,8 @@ T = TypeVar("T")
 
 def run(
     algorithm: Algorithm | str,
+    federation: Federation | None = None,
     *,
-    federation: Federation,
     model: str | NetworkSpec | TaskSpec | nn.Module | Task = "mclr",
     loss: LossName | Loss | None = None,
     class_weights: Sequence[float] | None = None,
@@ -178,21 +178,22 @@ def compare(experiment: Described, out: str | os.PathLike[str], *, algorithms: L
             seeds: Sequence[int] = (0, 1, 2, 3, 4), until_decided: bool = False, splits: Splits | None = None,
             jobs: int = 1, budget: Budget = "steps", tune: int = 0, metric: str | None = None,
             population: Population | Literal["new-clients"] | None = None, baselines: bool = True,
-            set: Settings = (), allow: Collection[str] = (), progress: bool | None = None,
-            model: Any = None, **train: Any) -> Comparison:
+            set: Settings = (), allow: Collection[str] = (), track: Sequence[str] = (),
+            progress: bool | None = None, model: Any = None, **train: Any) -> Comparison:
     """Compare methods on the same federation, as `descant compare` does, with the same words.
 
     `experiment` is a TOML file, its sections as a dict, an `Experiment`, or a federation that was made of a
     dataset or a folder; with that one, `model`, `eval` and the fields of [train] are given here, as for
     `descant.run`. `algorithms` is text as on the command line, or a list of methods: names, objects such as
     `Ditto(lam=0.5)`, tables as in a file. `set` changes single fields: `{"train.rounds": 20}`. The same call
-    finishes what is missing, and methods and seeds can be added. `progress` shows on standard error how far
+    finishes what is missing, and methods and seeds can be added. `track`, such as `["mlflow"]`, names tools
+    that are told of every run. `progress` shows on standard error how far
     it is; by default where that is a terminal or a notebook.
     """
     place, permit = _where(out), ran(allow)
     asked = Asked(algorithms, _seeds(seeds), until_decided, splits, jobs, budget, tune, metric,
                   "new clients" if population == "new-clients" else population, baselines,
-                  f"descant.compare(..., {str(place)!r})")
+                  f"descant.compare(..., {str(place)!r})", _names(track))
     tables = _tables(experiment, set, model, train)
     plan, failed = conduct(tables, place, asked, permit, Shown(script_console(progress)), draw)
     require_no_failures(failed)
@@ -301,6 +302,12 @@ def _where(out: Any) -> Path:
     if not isinstance(out, str | os.PathLike):
         raise UsageError(f"out must be the path of a directory, not {out!r}")
     return Path(out)
+
+
+def _names(track: Any) -> list[str]:
+    if isinstance(track, str) or not isinstance(track, Collection):
+        raise UsageError(f'track must be a list of tools, such as ["mlflow"], not {track!r}')
+    return list(track)
 
 
 def _seeds(seeds: Any) -> list[int]:

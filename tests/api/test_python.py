@@ -265,6 +265,13 @@ def test_a_comparison_shows_its_progress_where_it_is_asked_to(file, tmp_path, ca
     assert "fedavg, seed 0 done (1 of 1" in capsys.readouterr().err
 
 
+def test_a_federation_may_come_second():
+    fed = descant.federation("digits", clients=3)
+    given: dict[str, Any] = {"rounds": 1, "local": {"steps": 1}, "backend": "loop"}
+    named, second = descant.run("fedavg", federation=fed, **given), descant.run("fedavg", fed, **given)
+    assert torch.equal(named.personal(0).theta, second.personal(0).theta)
+
+
 # -- refusals ----------------------------------------------------------------------------------------------
 
 
@@ -296,6 +303,12 @@ def run(**changes: Any) -> Any:
     (lambda: descant.compare({}, "nowhere", budget="step"), "did you mean 'steps'"),
     (lambda: descant.compare({}, "nowhere", algorithms=[Ditto]), "with brackets"),
     (lambda: descant.tune({}, "many", "nowhere"), "trials must be a whole number"),
+    (lambda: descant.compare({}, "nowhere", track="mlflow"), "track must be a list"),
+    (lambda: descant.compare({}, "nowhere", track=["mlflw"]), "did you mean 'mlflow'"),
+    (lambda: descant.run("fedavg"), "federation must be a Federation, not NoneType"),
+    (lambda: FedAvg(lr=1), r"it is one of its solver, so write FedAvg\(solver=SGD\(lr=1\)\)"),
+    (lambda: FedAvg(slover=1), "did you mean 'solver'"),
+    (lambda: descant.SGD(0.1, 2, 3, 4, 5, 6, 7), "too many positional arguments; give fields by their names"),
 ])
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_what_is_wrong_is_a_usage_error(wrong, words, tmp_path, monkeypatch):

@@ -65,6 +65,16 @@ def test_a_tool_is_told_every_round(digits):
     assert figures(run.history[0] | {"loss": None, "info": {"lam": 0.5, "why": "text"}})["info/lam"] == 0.5
 
 
+def test_the_rounds_of_a_server_are_told_too(tmp_path):
+    flower = pytest.importorskip("flower_helpers")
+    clients = flower.make_clients({name: flower.DATA[name] for name in ("0", "1")}, tmp_path)
+    ledger = Ledger()
+    run = flower.federate(flower.experiment("fedavg", train={"rounds": 2}), flower.MemoryServer(clients),
+                          tmp_path / "server", alone=False, trackers=[ledger])
+    assert (ledger.said, ledger.status) == ([1, 2], "finished")
+    assert ledger.kept[2]["loss"] == run.history[1]["loss"]
+
+
 @pytest.mark.parametrize("broken", ["open", "log 2", "close"])
 def test_a_tool_that_is_away_ends_no_run(broken, digits):
     plain = descant.run("fedavg", federation=digits, rounds=3, **SETTINGS)
@@ -198,6 +208,32 @@ def test_an_mlflow_server_that_is_away_is_a_warning(tmp_path, monkeypatch, digit
         run = descant.run("fedavg", federation=digits, rounds=2, **SETTINGS,
                           observer=descant.MLflow("http://127.0.0.1:9"))
     assert run.rounds == 2
+
+
+@pytest.mark.slow
+def test_mlflow_of_an_extended_run_and_of_a_comparison(tmp_path, monkeypatch, digits):
+    """Parameters are for ever, so that what was extended is a tag; runs of a comparison are named by method
+    and seed."""
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    descant.run("fedavg", digits, rounds=1, out=tmp_path / "run", observer=descant.MLflow(), **SETTINGS)
+    descant.resume(tmp_path / "run", rounds=2, observer=descant.MLflow())
+    client = MlflowClient()
+    kept = client.get_run(json.loads((tmp_path / "run" / "tracking.json").read_text())["mlflow"])
+    assert kept.data.params["train.rounds"] == "1"
+    assert kept.data.tags["train.rounds"] == "2"
+    assert "train.batch" not in kept.data.tags
+    descant.compare(digits, tmp_path / "several", algorithms="fedavg", seeds=[0, 1], baselines=False,
+                    track=["mlflow"], rounds=2, **SETTINGS)
+    found = {run.info.run_name: run for run in client.search_runs(
+        [client.get_experiment_by_name("descant").experiment_id])}
+    for seed in (0, 1):
+        run = found[f"fedavg, seed {seed}"]
+        assert run.info.status == "FINISHED"
+        losses = client.get_metric_history(run.info.run_id, "loss")
+        rows = (tmp_path / "several" / "runs" / "fedavg" / f"seed-{seed}" / "metrics.jsonl").read_text()
+        assert [point.value for point in losses] == [json.loads(row)["loss"] for row in rows.splitlines()]
 
 
 @pytest.mark.slow

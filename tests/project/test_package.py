@@ -5,6 +5,7 @@ import importlib.resources
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -63,6 +64,24 @@ def test_import_alone_does_not_import_torch():
     program = "import sys, descant; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_later_pythons_compile_and_import_it(version: str, tmp_path: Path):
+    """Without torch, which is imported when it is needed. Warnings are those of code that will not go on."""
+    places = [shutil.which(f"python{version}"), *Path("~/.pyenv/versions").expanduser().glob(
+        f"{version}.*/bin/python")]  # the first may be a name that pyenv knows and does not offer
+    found = [path for path in places if path is not None and subprocess.run(
+        [path, "--version"], check=False, capture_output=True).returncode == 0]
+    if not found:
+        pytest.skip(f"no Python {version} here")
+    source = tmp_path / "descant"
+    shutil.copytree(Path(descant.__file__).parent, source, ignore=shutil.ignore_patterns("__pycache__"))
+    _run(found[0], "-W", "error", "-m", "compileall", "-q", source, cwd=tmp_path)
+    program = "import sys, descant; print('torch' in sys.modules, *sys.version_info[:2])"
+    told = _run(found[0], "-W", "error", "-c", program, cwd=tmp_path).split()
+    assert told == ["False", *version.split(".")]
 
 
 # of this environment; and what is compiled once should not be compiled by every process

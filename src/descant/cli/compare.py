@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from descant.cli.common import reporting
-from descant.cli.options import Allow, DataDir, Settings, argument, option
+from descant.cli.options import Allow, DataDir, Settings, Track, argument, option
 from descant.errors import UsageError
 
 
@@ -48,6 +48,7 @@ def compare(
     baselines: Annotated[bool, typer.Option(
         "--baselines/--no-baselines", help="Add LocalTrain and FedAvg with fine-tuning, if they are "
                                            "missing.")] = True,
+    track: Track = None,
     settings: Settings = None,
     allow: Allow = None,
     data_dir: DataDir = None,
@@ -75,7 +76,7 @@ def compare(
         tables = config.override(config.read_toml(file), settings or ())
         asked = Asked(algorithms, _numbers(seeds), until_decided, splits, jobs, budget, trials, metric,
                       "new clients" if population == "new-clients" else population, baselines,
-                      shlex.join(["descant", *sys.argv[1:]]))
+                      shlex.join(["descant", *sys.argv[1:]]), track or ())
         plan, failed = conduct(tables, out, asked, ran(allow or ()), Shown(console), draw)
         results = read(plan)
         if results.rows:

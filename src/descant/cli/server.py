@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from descant.cli.certificates import PORT
-from descant.cli.common import reporting, restated, terminable
-from descant.cli.options import Allow, Settings, argument, option
+from descant.cli.common import reporting, restated, terminable, warn
+from descant.cli.options import Allow, Settings, Track, argument, option
 from descant.deploy import require_flower
 from descant.errors import DescantError, UsageError
 
@@ -78,6 +78,7 @@ def server(
         "--stay", help="After the training, serve late clients and newcomers until Ctrl-C.")] = False,
     no_alone: Annotated[bool, typer.Option(
         "--no-alone", help="Do not compare with what each client learns alone.")] = False,
+    track: Track = None,
     allow: Allow = None,
     transport: Transport = TransportName.grpc,
     insecure: Insecure = False,
@@ -96,7 +97,9 @@ def server(
         from descant.deploy.protocol import load_experiment
         from descant.deploy.server import run_server
         from descant.deploy.transport.choose import Name, open_server
+        from descant.experiment.trackers import named
 
+        trackers = named(track or (), warn)
         rules = _rules(clients, deadline=deadline, at_least=at_least, clip=clip, max_share=max_share,
                        max_norm=max_norm, secure=secure_aggregation, threshold=threshold)
         experiment = load_experiment(file, settings or (), allow or ())
@@ -108,7 +111,7 @@ def server(
               open_server(Name(transport), listen, port, found, out / "superlink.log") as link):
             _say_address(display.say, listen, link.port, found)
             run_server(experiment, link, out, clients, rules, display, alone=not no_alone, stay=stay,
-                       authority=None if found is None else found.ca)
+                       authority=None if found is None else found.ca, trackers=trackers)
         if missing := _show_outcome(console, out):
             raise DescantError(f"no model yet for {', '.join(missing)}: start the server again when "
                                f"{'it is' if len(missing) == 1 else 'they are'} connected, or with --stay")

@@ -17,6 +17,7 @@ from descant.core.metric import title
 from descant.core.permit import Permit
 from descant.core.units import duration, times
 from descant.errors import DescantError, UsageError, unknown
+from descant.experiment import trackers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Asked:
     population: Population | None
     baselines: bool
     command: str
+    track: Sequence[str] = ()  # names of tools that are told of the runs
 
     def __post_init__(self) -> None:
         for name, least in (("jobs", 1), ("tune", 0)):
@@ -60,6 +62,7 @@ def conduct(tables: dict[str, Any], out: Path, asked: Asked, permit: Permit, sho
             draw: Callable[[Plan], None]) -> tuple[Plan, list[tuple[PlannedRun, str]]]:
     """Make what is missing of a comparison, and write its files, of which `draw` writes the pictures and the
     page; returns which runs failed and why."""
+    trackers.named(asked.track, shown.say)  # before hours of work: are they known, and there?
     with held(out):
         plan, labels = make(
             tables, out, asked.seeds, algorithms=asked.algorithms, budget=asked.budget, metric=asked.metric,
@@ -101,7 +104,7 @@ def _played(plan: Plan, labels: Sequence[str], asked: Asked, shown: Shown
     while True:
         planned = plan.runs(labels, plan.seeds if asked.until_decided else asked.seeds, jobs=asked.jobs)
         with shown.watching(planned) as display:
-            failed = execute.execute(plan, planned, asked.jobs, display)
+            failed = execute.execute(plan, planned, asked.jobs, display, asked.track)
         if not asked.until_decided or failed:
             return plan, failed
         more = outlook.extended(plan, results.read(plan))

@@ -24,7 +24,9 @@ from descant.engine.backends.choose import Timing
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
+from descant.experiment import trackers
 from descant.experiment.config import Experiment
+from descant.experiment.observe import Together
 
 LOOK = 0.5  # seconds between looks at how far the runs are
 J = TypeVar("J")
@@ -64,13 +66,14 @@ class Display(Protocol):
         """A remark for the user."""
 
 
-def execute(plan: Plan, planned: Sequence[PlannedRun], jobs: int, display: Display
-            ) -> list[tuple[PlannedRun, str]]:
-    """Make those of the planned runs that are missing; returns, and writes down, which failed and why."""
+def execute(plan: Plan, planned: Sequence[PlannedRun], jobs: int, display: Display,
+            track: Sequence[str] = ()) -> list[tuple[PlannedRun, str]]:
+    """Make those of the planned runs that are missing; returns, and writes down, which failed and why. Tools
+    named in `track` are told of each."""
     missing = [run for run in planned if not run.done]
     known = plan.failures()
     failed = []
-    for run, outcome in in_processes(_run, missing, jobs, display):
+    for run, outcome in in_processes(partial(_run, track=track), missing, jobs, display):
         known.pop(run.title, None)
         if isinstance(outcome, Exception):
             known[run.title] = _words(outcome)
@@ -193,17 +196,22 @@ class _Silent:
     def played(self, row: dict[str, Any]) -> None: ...
 
 
-def _run(planned: PlannedRun) -> list[str]:
-    """Make a run; returns what could not be measured of it."""
+def _run(planned: PlannedRun, track: Sequence[str]) -> list[str]:
+    """Make a run; returns what could not be measured of it, and which tools were away."""
     place = planned.place
+    notes: list[str] = []
+    tools = trackers.named(track, notes.append)
+    for tool in tools:
+        tool.title = planned.title
+    observer = Together([_Silent(), *tools])
     planned.require_own()
     # of the plan, not of the directory, which may have been changed since
     setup = runs.Setup.of(planned.experiment)
     if (place / "config.toml").exists():
-        run = runs.resume(place, setup, max(planned.size, layout.rounds(place)), _Silent())
+        run = runs.resume(place, setup, max(planned.size, layout.rounds(place)), observer)
     else:
-        run = runs.start(setup, place, _Silent())
-    return measure.write(run, place, planned.experiment.eval.metrics)
+        run = runs.start(setup, place, observer)
+    return [*notes, *measure.write(run, place, planned.experiment.eval.metrics)]
 
 
 def _search(wanted: Search) -> tune.Tuning | tune.Untrained:

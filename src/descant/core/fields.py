@@ -17,7 +17,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 from descant.core.ranges import Range
 from descant.errors import UsageError, unknown
@@ -49,6 +49,14 @@ def hyper(
 class Checked:
     """Base of dataclasses whose fields are checked when the object is made."""
 
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        if given or named:  # without, it may be that a copy is made
+            try:
+                _signature(cls).bind(None, *given, **named)
+            except TypeError as error:
+                raise _misused(cls, named, str(error)) from None
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         hints = _hints(type(self))
         absent = [field for field in dataclasses.fields(self)  # type: ignore[arg-type]
@@ -60,6 +68,26 @@ class Checked:
             value = coerce(getattr(self, field.name), hints[field.name], path)
             object.__setattr__(self, field.name, value)
             _check_bounds(value, field.metadata.get("bounds", {}), path)
+
+
+@functools.cache
+def _signature(cls: type) -> inspect.Signature:
+    return inspect.signature(cls.__init__)  # type: ignore[misc]
+
+
+def _misused(cls: type, named: Mapping[str, Any], error: str) -> UsageError:
+    """What is wrong with the arguments of a call, in the words of fields."""
+    known = [name for name in _signature(cls).parameters if name != "self"]
+    for key, value in named.items():
+        if key in known:
+            continue
+        for owner in known:  # such as `lr`, which is the solver's
+            part = getattr(cls, owner, None)
+            if dataclasses.is_dataclass(part) and key in {field.name for field in dataclasses.fields(part)}:
+                return UsageError(f"{cls.__name__} has no field {key!r}: it is one of its {owner}, so write "
+                                  f"{cls.__name__}({owner}={type(part).__name__}({key}={value!r}))")
+        return unknown(f"{cls.__name__} field", key, known)
+    return UsageError(f"{cls.__name__}({', '.join(known)}): {error}; give fields by their names")
 
 
 class FieldInfo(NamedTuple):

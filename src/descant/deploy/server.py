@@ -75,11 +75,12 @@ class Observer(backend.Observer, observe.Observer, Protocol):
 
 
 def run_server(experiment: Experiment, transport: ServerTransport, out: Path, clients: int, rules: Rules,
-               observer: Observer, *, alone: bool = True, stay: bool = False, authority: bytes | None = None
-               ) -> Run:
+               observer: Observer, *, alone: bool = True, stay: bool = False, authority: bytes | None = None,
+               trackers: Sequence[observe.Observer] = ()) -> Run:
     """Run a federation of so many clients, or continue the one in `out`. `alone`: the clients also learn what
     local training alone gives. `stay`: newcomers are served until this is stopped. `authority`: the
-    certificate by which clients know each other's keys, for secure aggregation (PEM)."""
+    certificate by which clients know each other's keys, for secure aggregation (PEM). `trackers` are told of
+    the rounds."""
     if rules.at_least > clients:
         raise UsageError(f"at least {rules.at_least} clients must reply in every round, but there are "
                          f"{clients}: lower it")
@@ -109,7 +110,7 @@ def run_server(experiment: Experiment, transport: ServerTransport, out: Path, cl
             observer.noted(note)
         run = runs.lead(setup, out / "run",
                         lambda run: RemoteBackend(run, remote, shapes, manager, rules, observer, authority),
-                        observer)
+                        observe.Together([observer, *trackers]))
         delivery = ModelDelivery(run, remote, manager, rules, observer, out / "clients.json", alone)
         delivery.deliver()
         while stay:

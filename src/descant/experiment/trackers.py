@@ -48,6 +48,7 @@ class Tracker(ABC):
             raise UsageError(f"{type(self).__name__} needs a package that is not installed: "
                              f"pip install 'descant[{self.name}]'") from None
         self._is_away = False
+        self.title: str | None = None  # by which people know the run; None: by its directory
         self.warn: Callable[[str], None] = partial(warnings.warn, stacklevel=7)
 
     def started(self, run: Run, measured: list[Timing]) -> None:
@@ -79,6 +80,10 @@ class Tracker(ABC):
                       "it is there again, resume the run with it, also if it is finished: what is missing is "
                       "sent then")
 
+    def _called(self, run: Run) -> str:
+        found = run.setup.algorithm.name if run.directory is None else run.directory.name
+        return self.title or found
+
     @abstractmethod
     def _open(self, run: Run) -> None:
         """Begin, or go on with what the tool has of this run."""
@@ -103,10 +108,6 @@ def figures(row: Mapping[str, Any]) -> dict[str, float]:
 def settings(run: Run) -> dict[str, str]:
     """The settings of a run, by their dotted names."""
     return {name: str(value) for name, value in fields.dotted(run.setup.tables()).items()}
-
-
-def _title(run: Run) -> str:
-    return run.setup.algorithm.name if run.directory is None else run.directory.name
 
 
 def _known(run: Run, tool: str) -> str | None:
@@ -188,6 +189,9 @@ class MLflow(Tracker):
                if name not in data.params]
         for start in range(0, len(new), PARAMETERS):
             client.log_batch(self._id, params=new[start : start + PARAMETERS])
+        for name, value in settings(run).items():  # parameters are for ever: what was extended is a tag
+            if data.params.get(name, value[:LONGEST]) != value[:LONGEST]:
+                client.set_tag(self._id, name, value)
         self._told = {(name, point.step) for name in data.metrics
                       for point in client.get_metric_history(self._id, name)}
 
@@ -206,7 +210,7 @@ class MLflow(Tracker):
     def _made(self, run: Run) -> str:
         found = self._client.get_experiment_by_name(self._experiment)
         number = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
-        name: str = self._client.create_run(number, run_name=_title(run)).info.run_id
+        name: str = self._client.create_run(number, run_name=self._called(run)).info.run_id
         _keep(run, self.name, name)
         return name
 
@@ -240,7 +244,7 @@ class WandB(Tracker):
     def _open(self, run: Run) -> None:
         known = _known(run, self.name)
         self._run = self._tool.init(
-            project=self._project, mode=self._mode, name=_title(run), config=settings(run), id=known,
+            project=self._project, mode=self._mode, name=self._called(run), config=settings(run), id=known,
             dir=None if run.directory is None else str(run.directory), reinit="create_new",
             resume=None if known is None or self._mode == "offline" else "must",
             settings=self._tool.Settings(silent=True, console="off"))
