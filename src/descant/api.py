@@ -50,6 +50,7 @@ Settings: TypeAlias = Mapping[str, Any] | Sequence[str]  # {"train.rounds": 5}, 
 Watchers: TypeAlias = Observer | Sequence[Observer] | None
 
 T = TypeVar("T")
+_TRAINED = {field.name for field in fields.describe(Train)}
 
 
 def run(
@@ -97,6 +98,9 @@ def run(
     if not isinstance(method, Algorithm):
         raise UsageError("algorithm must be a name or a method such as FedAvg() (with brackets), "
                          f"not {algorithm!r}")
+    for name in train.keys() & {field.name for field in fields.describe(type(method))} - _TRAINED:
+        raise UsageError(f"{name} is a field of the method: give it there, as in "
+                         f"{type(method).__name__}({name}={train[name]!r})")
     settings = fields.parse(Train, {name: os.fspath(value) if isinstance(value, os.PathLike) else value
                                     for name, value in train.items()}, "train")
     federation = federation.to(settings.torch_dtype)

@@ -307,6 +307,7 @@ def run(**changes: Any) -> Any:
     (lambda: descant.compare({}, "nowhere", track=["mlflw"]), "did you mean 'mlflow'"),
     (lambda: descant.run("fedavg"), "federation must be a Federation, not NoneType"),
     (lambda: FedAvg(lr=1), r"it is one of its solver, so write FedAvg\(solver=SGD\(lr=1\)\)"),
+    (lambda: run(finetune=3), r"finetune is a field of the method: .* FedAvg\(finetune=3\)"),
     (lambda: FedAvg(slover=1), "did you mean 'solver'"),
     (lambda: descant.SGD(0.1, 2, 3, 4, 5, 6, 7), "too many positional arguments; give fields by their names"),
 ])

@@ -77,7 +77,7 @@ def test_text_of_every_kind(column):
 ])
 def test_a_missing_value_is_imputed_where_that_is_asked_for(column):
     table = frame(weight=column)
-    with pytest.raises(UsageError, match="missing"):
+    with pytest.raises(UsageError, match="missing value in row 0, column 'weight"):
         made(table)
     found = made(table, impute="client")
     assert bool(found.x.isfinite().all())

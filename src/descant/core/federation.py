@@ -280,7 +280,7 @@ class Federation:
         """The federation of a division; `source` as in the fields."""
         from descant.core.notes import observed
 
-        preprocess.check(x)
+        preprocess.check(x, column_names)
         if y.is_floating_point() and not bool(torch.isfinite(y).all()):
             row = int(torch.nonzero(~torch.isfinite(y).reshape(len(y), -1).all(1))[0])
             raise UsageError(f"y has a missing or infinite value in row {row}: leave the row out")

@@ -7,6 +7,7 @@ sample: a feature of a table, a channel of images or time series.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -74,8 +75,9 @@ class Preprocess(Checked):
     def changes(self) -> bool:
         return self.scale != "none" or self.impute != "none"
 
-    def check(self, x: Tensor) -> None:
-        """Refuse values that preprocessing would not repair, and constants that do not fit."""
+    def check(self, x: Tensor, names: Sequence[str] | None = None) -> None:
+        """Refuse values that preprocessing would not repair, and constants that do not fit. `names` are those
+        of the columns."""
         if not x.is_floating_point():
             if self.changes:
                 field = "scale" if self.scale != "none" else "impute"
@@ -83,7 +85,7 @@ class Preprocess(Checked):
                                  "stand for [0, 1] as they are), or give x as real numbers")
             return
         for start in range(0, len(x), BLOCK):  # the samples may be a file that is larger than the memory
-            self._check_rows(x[start : start + BLOCK], start)
+            self._check_rows(x[start : start + BLOCK], start, names)
         columns = x.shape[1] if x.dim() > 1 else 1
         for name in ("mean", "std", "fill"):
             constants = getattr(self, name)
@@ -91,7 +93,7 @@ class Preprocess(Checked):
                 raise UsageError(f"{name} has {len(constants)} numbers, but x has {columns} columns: "
                                  f"give 1 or {columns}")
 
-    def _check_rows(self, x: Tensor, start: int) -> None:
+    def _check_rows(self, x: Tensor, start: int, names: Sequence[str] | None) -> None:
         bad = ~torch.isfinite(x) if self.impute == "none" else torch.isinf(x)
         if not bool(bad.any()):
             return
@@ -100,6 +102,8 @@ class Preprocess(Checked):
         remedy = ('set impute = "client" or "constants", or leave the row out' if missing
                   else "correct it, or leave the row out")
         column = f", column {', '.join(map(str, place))}" if place else ""
+        if names is not None and len(place) == 1 and place[0] < len(names):
+            column = f", column {names[place[0]]!r}"
         raise UsageError(f"x has {'a missing' if missing else 'an infinite'} value in row {start + row}"
                          f"{column}: {remedy}")
 
