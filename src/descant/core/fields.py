@@ -50,9 +50,10 @@ class Checked:
     """Base of dataclasses whose fields are checked when the object is made."""
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
+        kind: type = cls
         if given or named:  # without, it may be that a copy is made
             try:
-                _signature(cls).bind(None, *given, **named)
+                _signature(kind).bind(None, *given, **named)
             except TypeError as error:
                 raise _misused(cls, named, str(error)) from None
         return super().__new__(cls)
