@@ -107,8 +107,8 @@ def _multi_head_attention(
             any(t is not None for t in (bias_k, static_k, static_v))):
         return NotImplemented
     biases = [None] * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
-    weights = ((q_proj_weight, k_proj_weight, v_proj_weight) if in_proj_weight is None
-               else in_proj_weight.chunk(3))
+    weights: Any = ((q_proj_weight, k_proj_weight, v_proj_weight) if in_proj_weight is None
+                    else in_proj_weight.chunk(3))
     q, k, v = (F.linear(x, weight, bias).unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
                for x, weight, bias in zip((query, key, value), weights, biases, strict=True))
     mask = None
