@@ -56,6 +56,9 @@ MUTATIONS: tuple[Mutation, ...] = (
              "a stream begins with half a number of the one before it"),
     Mutation("core/random.py", "start = b << 96 | a << 64 | d << 32 | c", "start = d << 96 | c << 64 | b << 32 | a",
              _VOCABULARY, "the halves of a stream's state are swapped"),
+    # -- privacy in single precision ------------------------------------------------------------------
+    Mutation("core/privacy/gradients.py", "return 1 / weight.sum(1).to(dtype)", "return (1 / weight.sum(1)).to(dtype)",
+             ("tests/core/test_private.py",), "a mean over some rows is of single precision"),
     # -- robust rules and attackers --------------------------------------------------------------------
     Mutation("core/robust.py", "upper = values.gather(0, (upto <= 0.5 + _TIE)", "upper = values.gather(0, (upto < 0.5 - _TIE)",
              _ROBUST, "of two middle values the median takes the lower"),

@@ -55,8 +55,8 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
 
 
 @pytest.mark.thorough
-@both_weights
-@pytest.mark.parametrize(("momentum", "ridge"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.3)])
+@pytest.mark.parametrize(("weights", "momentum", "ridge"), [
+    ("uniform", 0.0, 0.0), ("samples", 0.5, 0.0), ("samples", 0.0, 0.3)])
 def test_globaltrain_reaches_the_pooled_minimiser(weights: Any, momentum: float, ridge: float) -> None:
     """The eigenvalues h of sum_i p_i H_i lie in [0.2, 1], so that a step of 1 shrinks the error to 0.8 of it
     at most. With momentum m = 0.5, (1 + m - h)^2 < 4 m for all of them, and it shrinks by sqrt(m) = 0.71.

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import pickle
 import tomllib
+from collections.abc import Collection
 from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -141,14 +142,20 @@ VARIANTS |= {name: parse_algorithm(tomllib.loads(text)) for name, text in COMPOS
 every_variant = pytest.mark.parametrize("method", VARIANTS)
 
 
-def variant(name: str, *more: Any) -> Any:
+def variant(name: str, *more: Any, quick: Collection[str] = ALGORITHMS) -> Any:
     """What the engine does with a method depends little on its fields: with other fields than its own it is
     slow."""
-    return pytest.param(name, *more, marks=() if name in ALGORITHMS else pytest.mark.slow)
+    return pytest.param(name, *more, marks=() if name in quick else pytest.mark.slow)
 
 
 every_method = pytest.mark.parametrize("method", [variant(name) for name in VARIANTS])
-registered = pytest.mark.parametrize("method", ALGORITHMS)  # where the fields of a method make no difference
+#: No message, no state, a state of each kind, a tracked one, groups, several models, parts, a network of the
+#: server's. Where the trees of a method matter and its steps do not, the other methods are slow.
+TREES = ("localtrain", "fedavg", "ditto", "scaffold", "cgpfl", "fedmap", "fedem", "fedrep", "pfedgt",
+         "pfedhn")
+every_tree = pytest.mark.parametrize("method", [variant(name, quick=TREES) for name in VARIANTS])
+# where the fields of a method make no difference either
+registered = pytest.mark.parametrize("method", [variant(name, quick=TREES) for name in ALGORITHMS])
 FEDERATION = ragged()
 POPULATION = len(SIZES)
 
@@ -213,9 +220,15 @@ def only_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # every method with the hardest model and one of the others in turn (the simplest is below, with every kind of
-# local work); variants with the hardest
+# local work); variants with the hardest, of which those that differ from another one in a number are slow
+IN_A_NUMBER = ("fedavg finetune", "fedavg beta", "fedprox proximal", "pfedme start", "scaffold I",
+               "pfedbred code", "pfedgt literal", "globaltrain momentum", "one_stage_fedprox gamma",
+               "one_stage_fedprox learned", "fedmap samples", "fedmap own lam", "cgpfl learned",
+               "pfedbred shared", "fedfomo two", "ifca finetune", "pfedhn linear", "pfedbayes momentum",
+               "dichotomous unsplit")
 OTHERS = [model for model in MODELS if model not in ("mclr", "batchnorm+dropout")]
-COMBINATIONS = [(method, model) for k, method in enumerate(VARIANTS) for model in MODELS
+COMBINATIONS = [variant(method, model, quick=VARIANTS.keys() - IN_A_NUMBER)
+                for k, method in enumerate(VARIANTS) for model in MODELS
                 if model == "batchnorm+dropout"
                 or (method in ALGORITHMS and model == OTHERS[k % len(OTHERS)])]
 
@@ -239,7 +252,7 @@ def test_vectorised_is_the_loop_for_every_kind_of_local_work(method: str, work: 
         agree(result(e, rounds_of(method)), by_loop(method, "mclr", work), 1e-10)
 
 
-@every_method
+@every_tree
 def test_processes_are_the_loop(method: str) -> None:
     with engine(VARIANTS[method], FEDERATION, MODELS["batchnorm+dropout"](), backend="processes", workers=2,
                 chunk=2, **WORK["steps"]) as e:
@@ -281,7 +294,7 @@ def test_float32_agrees_after_one_local_step(method: str, model: str) -> None:
         agree(results[0], found, 1e-5)
 
 
-@every_method
+@every_tree
 def test_a_run_can_be_repeated_bit_for_bit(method: str) -> None:
     with engine(VARIANTS[method], FEDERATION, MODELS["batchnorm+dropout"](), **WORK["steps"]) as e:
         agree(result(e, rounds_of(method)), by_loop(method, "batchnorm+dropout", "steps"), 0)
@@ -347,7 +360,7 @@ class StopAfter:
 KEPT_IN_MEMORY = ("fedavg", "ditto", "scaffold", "cgpfl auto", "pfedhn")
 
 
-@every_method
+@every_tree
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(method: str, tmp_path: Path,
                                                             monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("descant.experiment.run.draw_curve", lambda *args: None)  # takes time, and is tested
@@ -532,7 +545,7 @@ def test_newcomers_are_scored_by_their_rule_and_counted(method: str) -> None:
 @registered
 def test_clients_that_do_not_take_part_keep_their_states(method: str) -> None:
     with engine(VARIANTS[method], FEDERATION, MODELS["batchnorm+dropout"](), cohort=3, drop=0.4) as e:
-        for _ in range(5):
+        for _ in range(3):
             before, last = clone(e.states()), e.training.store.last_round.copy()
             [report] = e.play(1)
             assert report.participants == 2  # of 3, round(0.4 * 3) = 1 drops out
@@ -571,16 +584,16 @@ def test_drop_with_everyone_training(method: str) -> None:
     if VARIANTS[method].tracking:
         pytest.skip("tracking methods refuse it")
     with engine(VARIANTS[method], FEDERATION, "mclr", cohort=3, participation="all", drop=0.5) as e:
-        reports = e.play(6)
+        reports = e.play(3)
     assert all(1 <= r.participants < POPULATION + 1 for r in reports)
-    assert sum(r.participants for r in reports) < 6 * POPULATION
+    assert sum(r.participants for r in reports) < 3 * POPULATION
 
 
 # -- objects -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "model"), [
-    ("fedavg", "mclr"), *(variant(name, "batchnorm+dropout") for name in VARIANTS)])
+    ("fedavg", "mclr"), *(variant(name, "batchnorm+dropout", quick=TREES) for name in VARIANTS)])
 def test_work_can_be_sent_to_another_process(method: str, model: str) -> None:
     """As `spawn` does it; the copy gives the same results bit for bit."""
     with engine(VARIANTS[method], FEDERATION, MODELS[model]()) as e:
@@ -630,7 +643,7 @@ def test_weight_decay_is_a_ridge_in_the_loss(name: str) -> None:
          engine(expected[0], FEDERATION, expected[1], cohort=3) as ridge, \
          engine(plain, FEDERATION, regression(0.0), cohort=3) as without:
         for each in (e, ridge, without):
-            each.play(1 if name == "fedfomo" else 3)
+            each.play(1 if name == "fedfomo" else 2)
         assert_same((e.server, e.states()), (ridge.server, ridge.states()), 1e-12)
         assert (e.personal().theta - without.personal().theta).abs().max() > 1e-3
 

@@ -285,8 +285,9 @@ THEOREM: dict[str, tuple[Any, Tree]] = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("case", "likelihood"), [*((case, "mean") for case in THEOREM), ("learned", "sum"),
-                                                  ("input_convex", "sum")])
+@pytest.mark.parametrize(("case", "likelihood"), [
+    *((case, "mean") for case in THEOREM), ("learned", "sum"),
+    pytest.param("input_convex", "sum", marks=pytest.mark.slow)])
 def test_the_server_steps_down_the_gradient_of_m(case: str, likelihood: Any) -> None:
     """Theorem 1, for any prior: gamma+ = gamma - lambda grad M(gamma), M(gamma) = sum_k w_k min L_k + R. The
     step of a round is held against Danskin's formula, and in two random directions against differences of M

@@ -197,7 +197,7 @@ def test_scaffold_reaches_the_optimum_that_fedavg_misses(option: Any) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("option", [pytest.param("I", marks=pytest.mark.slow), "II"])
 def test_scaffold_reaches_the_optimum_with_sampled_cohorts(option: Any) -> None:
     with engine(SCAFFOLD(eta_l=0.2, option=option), FEDERATION, "quadratic", **settings(4, cohort=2)) as e:
         e.play(250)

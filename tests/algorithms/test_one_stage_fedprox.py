@@ -66,9 +66,9 @@ def begin_at(e: Engine, w_g: Tensor) -> None:
 # -- the fixed point ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["full gradients", "minibatches"])
-@pytest.mark.parametrize("lam", [0.7, OWN], ids=["one lam", "lam_i"])
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize(("weights", "lam", "form"), [  # any two of them together
+    ("uniform", 0.7, "full gradients"), ("uniform", OWN, "minibatches"),
+    ("samples", 0.7, "minibatches"), ("samples", OWN, "full gradients")])
 def test_both_models_reach_the_closed_form(weights: Any, lam: Any, form: str) -> None:
     """K = 3 full gradients, or 3 batches with one step each: the fixed point depends on neither, because the
     w_i go on from where they were. eta (L + lam_i) < 2 for every client."""

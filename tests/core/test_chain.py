@@ -128,7 +128,9 @@ def test_registered_networks(name: str) -> None:
     facts = SampleFormat((12,) if is_text else shape, classes=10, tokens=20 if is_text else None)
     task = ModuleTask(MODELS[name]().network(facts), "cross_entropy", classes=10, dtype=torch.float64)
     assert (task._chain is None) == (name in {"resnet18", "lstm"})
-    x = torch.randint(20, (2, 12)) if name == "lstm" else torch.rand(2, *facts.shape, dtype=torch.float64)
+    if task._chain is None:  # its gradient is that of autograd
+        return
+    x = torch.rand(2, *facts.shape, dtype=torch.float64)
     batch = Batch(x, torch.randint(10, (2,)), None, torch.tensor(7))
     agree(task._gradient(task.init(), batch), Task._gradient(task, task.init(), batch), rtol=1e-7)
 

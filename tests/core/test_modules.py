@@ -155,7 +155,7 @@ def test_minibatches_that_are_filled_up(name: str) -> None:
 
 def played(name: str, backend: str = "loop", seed: int = 0) -> tuple[Any, Any]:
     with engine(METHODS["localtrain"], FEDERATION, build(RANDOM[name]), backend=backend, seed=seed, batch=4,
-                local={"steps": 3}) as e:
+                local={"steps": 2}) as e:
         e.play(2)
         return e.states(), e.training.work.task
 
@@ -173,12 +173,11 @@ def test_clients_with_the_same_rows_draw_otherwise(name: str) -> None:
     one = FEDERATION.train[0]
     same = copy.copy(FEDERATION)
     object.__setattr__(same, "train", type(FEDERATION.train).of([one] * 5))
-    for backend in ("loop", "vectorised"):
-        with engine(METHODS["localtrain"], same, build(RANDOM[name]), backend=backend, **WORK) as e:
-            e.play(1)
-            theta = e.states().theta
-        apart = torch.cdist(theta, theta) + torch.eye(len(theta), dtype=theta.dtype)
-        assert apart.min() > 1e-6, "two clients drew the same random numbers"
+    with engine(METHODS["localtrain"], same, build(RANDOM[name]), backend="vectorised", **WORK) as e:
+        e.play(1)
+        theta = e.states().theta
+    apart = torch.cdist(theta, theta) + torch.eye(len(theta), dtype=theta.dtype)
+    assert apart.min() > 1e-6, "two clients drew the same random numbers"
 
 
 @pytest.mark.parametrize("name", RANDOM)

@@ -101,7 +101,7 @@ def some(quick: int, *methods: str) -> Any:
 
 
 # quickly those with states of clients, and those whose server sends or keeps more than a model
-QUICK = (*STATEFUL, "fedavg", "fedmap", "fedper", "fedem", "fedfomo", "pfedhn", "l2gd", "fedpac")
+QUICK = (*STATEFUL, "fedavg", "fedmap", "fedem", "pfedhn")
 
 
 @some(len(QUICK), *QUICK, *(name for name in ALGORITHMS if name not in QUICK))
@@ -128,7 +128,7 @@ def test_nodes_and_a_newcomer_get_what_the_simulator_gives(method: str, tmp_path
     assert newcomer in dict(observer.of("served"))
 
 
-@pytest.mark.parametrize("method", STATEFUL)
+@some(2, *STATEFUL)
 def test_nodes_that_all_take_part_have_their_states_at_hand(method: str, tmp_path: Path) -> None:
     wanted = experiment(method, train={"cohort": "all"})
     expected = simulated(wanted)
@@ -258,7 +258,7 @@ def simulated_without(wanted: Experiment, absent: dict[int, set[int]], out: Path
     return runs.lead(setup, out, backend, runs.Silent())
 
 
-@pytest.mark.parametrize("method", STATEFUL)
+@some(2, *STATEFUL)
 def test_an_answer_that_is_lost_has_not_happened(method: str, tmp_path: Path) -> None:
     """Client 2 works in round 2, and its answer is lost: its new state must not count, and it goes on from
     the one before."""
@@ -364,7 +364,7 @@ class Killed(KeyboardInterrupt):
 @pytest.mark.parametrize("at", [
     ("answered", "local", 5), *(pytest.param(at, marks=pytest.mark.slow)
                                 for at in (("answered", "score", 2), ("asked", "local", 2)))])
-@pytest.mark.parametrize("method", STATEFUL)
+@some(2, *STATEFUL)
 def test_a_server_that_is_killed_continues(method: str, at: tuple[str, str, int], tmp_path: Path) -> None:
     """In the middle of a round, of an evaluation (states are made, and nothing is committed), between."""
     wanted = experiment(method)

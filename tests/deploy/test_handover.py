@@ -702,8 +702,9 @@ def test_a_file_with_other_outputs_is_not_written(
 
 
 @pytest.mark.parametrize("method", [
-    {"name": "fedavg", "finetune": 2}, {"name": "pfedme"}, {"name": "cgpfl", "K": 2}, {"name": "fedmap"},
-    {"name": "pfedgt"}, {"name": "localtrain"}, {"name": "ditto"}, {"name": "scaffold"}],
+    {"name": "fedavg", "finetune": 2}, {"name": "pfedme"}, {"name": "cgpfl", "K": 2}, {"name": "pfedgt"},
+    *(pytest.param({"name": name}, marks=pytest.mark.slow)
+      for name in ("fedmap", "localtrain", "ditto", "scaffold"))],
     ids=lambda method: method["name"])
 def test_a_newcomer_gets_what_the_simulator_gives_an_unseen_client(
         method: dict[str, Any], tmp_path: Path) -> None:

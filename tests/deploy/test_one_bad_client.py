@@ -225,7 +225,9 @@ def test_a_claimed_likelihood_takes_no_more_than_its_share(tmp_path: Path) -> No
 
 # -- how far an upload moves the server -------------------------------------------------------------------
 
-SHORTENED = ["fedavg", "globaltrain", "cgpfl", "ditto", "fedpac", "fedem", "pfedbayes", "ifca", "pfedhn"]
+SHORTENED = ["fedavg", "cgpfl", "fedpac", "pfedhn", *(
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("globaltrain", "ditto", "fedem", "pfedbayes", "ifca"))]
 
 
 def distance(found: runs.Run, expected: runs.Run) -> float:
@@ -270,7 +272,8 @@ def test_the_median_is_that_of_those_who_send_something() -> None:
     assert medians(own[:1] + own[3:]) == {"theta": 2.0}  # of two: nobody can tell who is right
 
 
-@pytest.mark.parametrize("method", ["fedavg", "cgpfl", "scaffold", "pfedbred"])
+@pytest.mark.parametrize("method", ["cgpfl", "scaffold", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "pfedbred"))])
 def test_bounds_that_do_not_bind_change_nothing(method: str, tmp_path: Path) -> None:
     states = []
     for name, rules in (("bound", Rules(deadline=5)), ("free", Rules(deadline=5, clip=None, max_share=1.0))):

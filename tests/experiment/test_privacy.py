@@ -71,7 +71,7 @@ def test_clients_come_to_the_same_wherever_they_run(settings: dict[str, Any],
     settings = {"train.rounds": 2} | settings
     found = [server_of(played(settings | {"train.backend": backend, "train.chunk": chunk}))
              for backend, chunk in (("loop", 1), ("vectorised", 4))]
-    assert torch.allclose(*found, atol=1e-8)  # the network's plain gradients differ by rounding, too
+    assert torch.allclose(*found, rtol=0, atol=1e-13)  # sums of other shapes are rounded otherwise
 
 
 QUICK = ("ditto", "fedavg", "pfedme")

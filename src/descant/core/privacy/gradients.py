@@ -97,7 +97,7 @@ def shares(x: Tensor, weight: Tensor | None, counts: Tensor | None, dtype: torch
         return counts[:, 0]
     if weight is None:
         return torch.full((len(x),), 1 / x.shape[1], dtype=dtype, device=x.device)
-    return (1 / weight.sum(1)).to(dtype)
+    return 1 / weight.sum(1).to(dtype)  # a whole number by itself would be divided in single precision
 
 
 def clipped(norms: Tensor, weight: Tensor | None, mechanism: Mechanism) -> Tensor:

@@ -46,7 +46,7 @@ from descant.errors import DescantError
 
 AHEAD = 2  # chunks that an actor has at a time, so that it never waits for the driver
 LIVES = 3  # actors that may be lost over one chunk
-PATIENCE = 240.0  # seconds that actors may take to start: on a busy machine importing torch takes long
+PATIENCE = 120.0  # seconds that actors may take to start: they import torch, in a minute if ten share a core
 PULSE = 5.0  # seconds of one wait
 
 Arrays: TypeAlias = dict[str, np.ndarray]  # a tree's tensors: Ray shares arrays and copies tensors
