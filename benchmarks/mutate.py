@@ -43,7 +43,7 @@ def judge(mutation: Mutation) -> Verdict:
     """Run the responsible tests on a copy of the package with the mutation."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "src", copy)  # with what is compiled, which fits all files but the changed one
         path = copy / "descant" / mutation.file
         path.write_text(mutated(path.read_text(encoding="utf-8"), mutation), encoding="utf-8")
         environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1",

@@ -77,6 +77,10 @@ CASES: dict[str, tuple[Family, Tensor, Tensor]] = {  # with two points of the do
     "own multinomial": (FromGenerator(multinomial, steps=10), *SIMPLEX),
 }
 every_family = pytest.mark.parametrize("case", CASES)
+# where a point is searched for, of the families that are inverted by steps two are quick
+searched_family = pytest.mark.parametrize("case", [
+    pytest.param(case, marks=pytest.mark.slow if case in ("own coin", "own reciprocal") else ())
+    for case in CASES])
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
@@ -391,7 +395,7 @@ def test_the_proximal_map_of_a_quadratic(case: str, lam: float) -> None:
     close(envelope(bowl, mu, lam, family), bowl(expected) + lam * gap @ P @ gap / 2, 1e-12)
 
 
-@every_family
+@searched_family
 def test_the_limits_of_the_proximal_map(case: str) -> None:
     """lam -> inf: mu (theta - mu is of order 1/lam); lam -> 0: the least of f, here inside every domain."""
     family, _, mu = CASES[case]
@@ -418,7 +422,7 @@ def test_the_proximal_map_is_stationary(case: str) -> None:
     close(gradient, -LAM * (family.grad_g_star(theta) - family.grad_g_star(mu)), 1e-9)
 
 
-@every_family
+@searched_family
 def test_the_gradient_of_the_envelope(case: str) -> None:
     """Eq. 2: lam Hess g*(mu) (mu - prox(mu)), against differences of the envelope itself."""
     family, _, mu = CASES[case]
@@ -428,7 +432,7 @@ def test_the_gradient_of_the_envelope(case: str) -> None:
     assert found.norm() > 0.1
 
 
-@every_family
+@searched_family
 def test_the_gradient_of_the_clients_objective(case: str) -> None:
     """Eq. 13 with the mean mu(w) = w - eta grad f(w) of lg: here for f with a Hessian that changes."""
     family, _, w = CASES[case]
@@ -458,7 +462,7 @@ def test_the_proximal_map_refuses_what_it_cannot_do() -> None:
 
 
 @pytest.mark.parametrize("weight_decay", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
-@every_family
+@searched_family
 def test_mirror_descent_comes_to_the_proximal_map(case: str, weight_decay: float) -> None:
     """Of f + weight_decay/2 ||.||^2. In y = grad g*(theta), lam D(theta, mu) has the gradient of the Gaussian
     lam/2 ||y - grad g*(mu)||^2."""

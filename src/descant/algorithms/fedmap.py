@@ -157,7 +157,7 @@ class FedMAP(PriorMethod):
         return -data.size * mean_loss - received.prior.energy(theta.theta)
 
     def contribution(self, message: Message, upload: Upload) -> Tree:
-        return self.belief.contribution(Message(message.shared.prior, message.each), upload)
+        return self._summed.contribution(Message(message.shared.prior, message.each), upload)
 
     def personalize(self, task: Task, message: Message, state: State, data: ClientData) -> Model:
         return state.theta

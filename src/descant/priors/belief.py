@@ -80,24 +80,10 @@ class Belief(ABC):
                ) -> tuple[Tree, dict[str, Any]]:
         """The new state, and what to report. Without `learn`, evidence is not used: the mean alone moves."""
 
-    # -- where a mean of what clients contribute is all that it learns from, as in `Algorithm` ------------
-
     @property
     def needs_rows(self) -> bool:
         """Whether `update` needs the uploads of all clients one by one."""
         return True
-
-    def counts(self, sizes: Tensor) -> Tensor:
-        """What clients with so many samples count in the mean, up to a common factor."""
-        raise NotImplementedError
-
-    def contribution(self, sent: Message, upload: Upload) -> Tree:
-        """ONE: what the mean is of."""
-        raise NotImplementedError
-
-    def absorb(self, state: Tree, mean: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
-        """The new state, and what to report, from the mean over the clients of `round`."""
-        raise NotImplementedError
 
     def restarted(self, state: Tree, round: Round) -> Tree:
         """The same centre, with whatever else was learned as before the first round."""
@@ -110,6 +96,22 @@ class Belief(ABC):
     @abstractmethod
     def client_weights(self, round: Round) -> Tensor | None:
         """What each client counts, where that depends on no upload."""
+
+
+class Summed(Belief):
+    """A belief that may learn from a mean of what clients contribute, as in `Algorithm`, and from no more."""
+
+    @abstractmethod
+    def counts(self, sizes: Tensor) -> Tensor:
+        """What clients with so many samples count in the mean, up to a common factor."""
+
+    @abstractmethod
+    def contribution(self, sent: Message, upload: Upload) -> Tree:
+        """ONE: what the mean is of."""
+
+    @abstractmethod
+    def absorb(self, state: Tree, mean: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
+        """The new state, and what to report, from the mean over the clients of `round`."""
 
 
 # -- methods -------------------------------------------------------------------------------------------
@@ -199,14 +201,19 @@ class PriorMethod(Algorithm):
         """Whether the first round only finds where the belief begins: at the model of a random client."""
         return getattr(self, "init", "model") == "client"
 
+    @property
+    def _summed(self) -> Summed:
+        assert isinstance(self.belief, Summed)  # others need rows
+        return self.belief
+
     def counts(self, sizes: Tensor) -> Tensor:
-        return self.belief.counts(sizes)
+        return self._summed.counts(sizes)
 
     def contribution(self, message: Message, upload: Upload) -> Tree:
-        return self.belief.contribution(message, upload)
+        return self._summed.contribution(message, upload)
 
     def absorb(self, server: Tree, mean: Tree, round: Round) -> tuple[Tree, dict[str, Any]]:
-        return self.belief.absorb(server, mean, round)
+        return self._summed.absorb(server, mean, round)
 
     def aggregate(self, server: Tree, uploads: Upload, round: Round) -> tuple[Tree, dict[str, Any]]:
         if self._begins_with_a_client and round.number == 1:

@@ -18,7 +18,7 @@ from descant.core.algorithm import Message, Round, Weights, at_most, contributio
 from descant.core.sums import weighted_mean
 from descant.core.tree import Tree, map_tree
 from descant.core.vector import Model
-from descant.priors.belief import Belief, Upload
+from descant.priors.belief import Summed, Upload
 from descant.priors.precision import Precision
 from descant.priors.quadratic import Gaussian
 
@@ -167,7 +167,7 @@ class GaussianState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GaussianBelief(Belief):
+class GaussianBelief(Summed):
     """A Gaussian prior for all clients."""
 
     precision: Precision
