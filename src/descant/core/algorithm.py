@@ -251,8 +251,8 @@ class Algorithm(Checked, ABC):
 
 def contributions(one: Callable[[Message, Tree], Tree], message: Message, uploads: Tree) -> Tree:
     """What `one` makes of every client's upload: a row for each, as in `message.each` and `uploads`."""
-    if uploads == ():
-        return ()
+    if uploads == () or getattr(one, "__func__", None) is Algorithm.contribution:  # as it is
+        return uploads
     lifted = vmap(lambda each, upload: one(Message(message.shared, each), upload))
     return lifted(message.each, uploads)
 

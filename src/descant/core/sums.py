@@ -102,6 +102,11 @@ def _cut(numbers: Tensor, top: int, pieces: Tensor) -> None:
             np.subtract(left, piece, out=left)
 
 
+def _sizes(flat: Tensor) -> Tensor:
+    """The size of the largest entry of each row [n, d]: without a copy of them."""
+    return torch.maximum(flat.amax(1), -flat.amin(1))  # aminmax takes ten times as long
+
+
 def _squares(flat: Tensor, origin: Tensor) -> Tensor:
     """The squared distances of rows [n, d] from the origin [d], block by block. These do not depend on n, nor
     does a client's length on those it is measured with."""
@@ -126,7 +131,7 @@ class Total:
         parts = {}
         for name, rows in leaves(contributions):
             flat = rows.reshape(len(rows), -1)
-            sizes = flat.abs().amax(1) if flat.shape[1] else weights.new_zeros(len(rows))
+            sizes = _sizes(flat) if flat.shape[1] else weights.new_zeros(len(rows))
             parts[name] = Binned.of(rows, weights, float((sizes.double() * weights.double()).max()))
         ones = torch.ones_like(weights, dtype=torch.float64)
         return cls(len(weights), Binned.of(ones, weights, float(weights.max())), parts)
