@@ -368,6 +368,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("experiment/run.py", "idle(self.history, metric) + 1 < train.patience",
              "idle(self.history, metric) < train.patience", ("tests/deploy/test_riders.py",),
              "clients train for a round that the figures prevent"),
+    Mutation("deploy/transport/grpc_client.py", "check_seal(payload, self._node, self._keys.ca)", "pass",
+             ("tests/deploy/test_grpc.py",), "anybody's requests are answered"),
     Mutation("deploy/certificates.py", "if _revoked_at(directory, name, public).exists():", "if False:",
              ("tests/deploy/test_certificates.py",), "a revoked key comes back"),
     Mutation("core/privacy/gradients.py", "mechanism.clip / norms.clamp(min=mechanism.clip)",
