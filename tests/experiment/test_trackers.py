@@ -217,6 +217,7 @@ def test_mlflow_of_an_extended_run_and_of_a_comparison(tmp_path, monkeypatch, di
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps files
     descant.run("fedavg", digits, rounds=1, out=tmp_path / "run", observer=descant.MLflow(), **SETTINGS)
     descant.resume(tmp_path / "run", rounds=2, observer=descant.MLflow())
     client = MlflowClient()
