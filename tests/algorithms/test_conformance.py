@@ -245,8 +245,9 @@ def test_vectorised_is_the_loop(method: str, model: str) -> None:
 
 
 @pytest.mark.usefixtures("only_together")
-@pytest.mark.parametrize("work", ["epochs", "full"])
-@every_method
+@pytest.mark.parametrize(("method", "work"), [
+    *(variant(name, "epochs") for name in VARIANTS),
+    *(variant(name, "full", quick=TREES) for name in VARIANTS)])
 def test_vectorised_is_the_loop_for_every_kind_of_local_work(method: str, work: str) -> None:
     with engine(VARIANTS[method], FEDERATION, "mclr", backend="vectorised", chunk=64, **WORK[work]) as e:
         agree(result(e, rounds_of(method)), by_loop(method, "mclr", work), 1e-10)
@@ -267,7 +268,7 @@ def test_processes_are_the_loop_for_every_model(model: str) -> None:
         agree(result(e, rounds_of("ditto")), by_loop("ditto", model, work), 1e-10)
 
 
-@every_method
+@every_tree
 def test_a_cohort_of_one(method: str) -> None:
     found = []
     for backend in ("loop", "vectorised"):
@@ -279,7 +280,7 @@ def test_a_cohort_of_one(method: str) -> None:
 @pytest.mark.usefixtures("only_together")
 @pytest.mark.parametrize(("method", "model"), [
     *(pytest.param(name, "mclr", marks=pytest.mark.slow) for name in ALGORITHMS),
-    *(variant(name, "batchnorm+dropout") for name in VARIANTS)])
+    *(variant(name, "batchnorm+dropout", quick=TREES) for name in VARIANTS)])
 def test_float32_agrees_after_one_local_step(method: str, model: str) -> None:
     settings = {"dtype": "float32", "local": {"steps": 1}}
     # to processes go the same trees as in double precision, which are compared for every method
@@ -304,7 +305,7 @@ def test_a_run_can_be_repeated_bit_for_bit(method: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", [POPULATION, pytest.param(1, marks=pytest.mark.slow)])
-@every_method
+@every_tree
 def test_the_order_of_a_cohort_changes_nothing(method: str, chunk: int) -> None:
     """Bit for bit, one by one and in one chunk."""
     with engine(VARIANTS[method], FEDERATION, MODELS["batchnorm+dropout"]()) as e:
@@ -327,7 +328,7 @@ def test_the_order_of_a_cohort_changes_nothing(method: str, chunk: int) -> None:
 # -- the rules of a method ---------------------------------------------------------------------------------
 
 
-@every_method
+@every_tree
 def test_a_method_passes_the_checks_that_users_have(method: str) -> None:
     """Purity, trees and their forms, random numbers, cohorts, newcomers, clients together and alone."""
     check_algorithm(VARIANTS[method])
@@ -445,8 +446,9 @@ def grad_steps(algorithm: Algorithm, batches: list[int]) -> int | None:
     return per_batch[type(algorithm)] * (sum(batches) + (again if reads_all else 0))
 
 
-@pytest.mark.parametrize("local", [{"steps": 5}, {"epochs": 2}])
-@every_method
+@pytest.mark.parametrize(("method", "local"), [
+    *(variant(name, {"epochs": 2}) for name in VARIANTS),
+    *(variant(name, {"steps": 5}, quick=TREES) for name in VARIANTS)])
 def test_gradient_steps_are_counted_exactly(method: str, local: dict[str, int]) -> None:
     """Steps of a client without a batch (padding of a chunk) do not count."""
     algorithm = VARIANTS[method]
