@@ -299,7 +299,8 @@ def two_groups(spread: tuple[float, float] = (1.0, 1.0)) -> Federation:
 
 
 @pytest.mark.thorough
-@with_a_mean
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ("pfedme", "fedmap") else
+                                               pytest.mark.slow) for name in WITH_A_MEAN])
 def test_every_group_has_the_optimum_of_its_members(name: str) -> None:
     """With H = I a round is the same affine map of w and a_i for all members, so that the mean of a group
     comes to rest at the mean of its members' optima: the minimiser of sum_i ||w - a_i||^2."""

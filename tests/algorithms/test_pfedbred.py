@@ -350,7 +350,8 @@ def test_the_inner_step_of_eq_22_is_that_of_the_gradient_where_nobody_says() -> 
 
 
 @pytest.mark.parametrize(("family", "strategy"), [
-    *((family, "mh") for family in FAMILIES),
+    *(pytest.param(family, "mh", marks=pytest.mark.slow if family == "own mixture" else ())
+      for family in FAMILIES),
     *((family, strategy) for family in ("gaussian", "bernoulli") for strategy in ("lg", "mh_nested"))])
 def test_the_exact_step_of_w_is_down_the_gradient_of_the_objective(family: str, strategy: Any) -> None:
     """Eq. 13. With many steps on theta and R = 1, w - w_i = a_m grad F_i(w), F_i(w) = env f_i(mu_i(w)), here
