@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks.peers.libraries import Library
 from benchmarks.peers.process import Process
+from benchmarks.peers.processor import processor_time
 from benchmarks.peers.work import write_work
 from benchmarks.speed.apart import Apart, StartMethod
 from benchmarks.speed.case import Case
@@ -39,6 +40,10 @@ class UnequalWork(DescantError):
 class Side(Protocol):
     """Somebody who plays the rounds of the work."""
 
+    @property
+    def pid(self) -> int:
+        """The process that does it, or has started those that do."""
+
     def about(self) -> str:
         """How it is arranged; answered when it is ready."""
 
@@ -58,6 +63,10 @@ class Own:
     def __init__(self, case: Case) -> None:
         start: StartMethod = "fork" if sys.platform == "linux" else "spawn"
         self._apart = Apart(start, Engine, case, "auto")
+
+    @property
+    def pid(self) -> int:
+        return self._apart.pid
 
     def about(self) -> str:
         return str(self._apart.ask("note"))
@@ -79,10 +88,15 @@ class Figures:
 
     note: str
     steps: list[float] = field(default_factory=list)  # seconds per gradient step, in each repetition
+    computed: list[float] = field(default_factory=list)  # of processor time, on all cores
 
     @property
     def per_step(self) -> float | None:
         return statistics.median(self.steps) if self.steps else None
+
+    @property
+    def computed_per_step(self) -> float | None:
+        return statistics.median(self.computed) if self.computed else None
 
 
 class Entry(NamedTuple):
@@ -116,7 +130,11 @@ def compete(case: Case, libraries: tuple[Library, ...], repetitions: int, place:
         for k in range(repetitions):
             for name in names[k % len(names) :] + names[: k % len(names)]:  # nobody is always the first
                 told(f"{name}: repetition {k + 1} of {repetitions}")
-                figures[name].steps.append(_play(case, name, entries[name].side))
+                side = entries[name].side
+                before = processor_time(side.pid)
+                figures[name].steps.append(_play(case, name, side))
+                if before is not None and (after := processor_time(side.pid)) is not None:
+                    figures[name].computed.append((after - before) / case.grad_steps)
     return figures
 
 

@@ -35,6 +35,10 @@ class Process:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=work.parent,
                 env=_environment() | arrangement.environment, start_new_session=True)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def about(self) -> str:
         """The versions; answered when it is ready."""
         return str(self._ask("about")["about"])

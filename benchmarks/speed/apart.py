@@ -37,6 +37,10 @@ class Apart:
             self.close()
             raise
 
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
     def ask(self, what: str, *arguments: Any) -> Any:
         """Call a method there, or read an attribute; returns when that is done."""
         try:
