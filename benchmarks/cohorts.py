@@ -12,6 +12,7 @@ else the machine does.
 from __future__ import annotations
 
 import argparse
+import random
 import resource
 import statistics
 import time
@@ -101,12 +102,12 @@ def main() -> None:
     kinds = KINDS if given.compare else ("rows" if given.rows else "private" if given.private else "sums",)
     all_of = {kind: prepared(kind, data, train) for kind in kinds}
     found: dict[str, list[Played]] = {kind: [] for kind in kinds}
-    first, _ = all_of[kinds[0]]
+    (first, _), order = all_of[kinds[0]], random.Random(0)
     print(f"{given.clients} clients, {first.work.task.dim} parameters, chunks of {first.train.chunk}, "
           f"{peak():.2f} GB before the first round")
     for number in range(1, given.rounds + 1):
-        for kind, (training, backend) in all_of.items():
-            one = played(training, backend)
+        for kind in order.sample(kinds, len(kinds)):  # who comes first after another's memory pays for it
+            one = played(*all_of[kind])
             found[kind].append(one)
             if not given.compare:
                 print(f"round {number}: {one.seconds:.2f} s, {one.processor:.3f} s of processor, "
