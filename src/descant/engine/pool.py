@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
     def copied(self, dtype: torch.dtype) -> Part:
         """The rows of the table alone, in its order, in this type."""
-        rows = torch.from_numpy(self.table.indices)
+        rows = torch.from_numpy(np.require(self.table.indices, requirements="W"))  # torch warns otherwise
         if not len(rows):  # a row of somebody's fills up for clients without rows
             return self._replace(x=self.x[:1].clone(), y=self.y[:1].clone())
         order = Table(np.arange(len(rows)), self.table.offsets)
