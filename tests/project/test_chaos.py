@@ -25,7 +25,6 @@ def test_a_plan_has_every_kind_and_can_be_repeated() -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of ended connections
 def test_a_federation_under_faults() -> None:
     """One fault of each kind, and a liar in every round."""
     kinds = len(KINDS) - (shutil.which("cc") is None)
