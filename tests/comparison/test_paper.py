@@ -268,7 +268,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> results.Results:
     with planning.held(out):
         about, _ = make(tomllib.loads(TOML), out, [0, 1], baselines=False)
     for each in about.runs():
-        execute._run(each)
+        execute._run(each, ())
     return results.read(planning.read(out))
 
 

@@ -43,7 +43,7 @@ def compared(tables: dict[str, Any], out: Path, seeds: list[int], **options: Any
     with plan.held(out):
         found, _ = make(tables, out, seeds, **{"baselines": False} | options)
     for run in found.runs():
-        execute._run(run)
+        execute._run(run, ())
     return found
 
 
@@ -346,5 +346,5 @@ def test_figures_of_an_older_version_are_read_without_the_noise_of_rows(tmp_path
     assert any("exclude the noise of the test rows" in note for note in conclusions.notes(found))
     (run.place / finished.ROWS).write_bytes(b"damaged")
     assert not run.done
-    execute._run(run)
+    execute._run(run, ())
     assert run.done

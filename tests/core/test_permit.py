@@ -467,4 +467,4 @@ def test_the_permit_of_a_plan(here: Path) -> None:
     assert (field, place) == ("algorithm.prior.place", f"{OWN}:prior")
     assert isinstance(place, Named)
     assert place.permit.covers(place)
-    assert execute._run(run) == []
+    assert execute._run(run, ()) == []
