@@ -35,7 +35,7 @@ def mutated(text: str, mutation: Mutation) -> str:
     """The text with the one place changed."""
     if (count := text.count(mutation.old)) != 1:
         raise ValueError(f"{mutation.file}: {mutation.old!r} is there {count} times, not once; "
-                         "bring benchmarks/mutations.py up to date")
+                         "bring benchmarks/mutations up to date")
     return text.replace(mutation.old, mutation.new)
 
 

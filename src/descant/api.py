@@ -92,15 +92,7 @@ def run(
     if not isinstance(federation, Federation):
         raise UsageError(f"federation must be a Federation, not {type(federation).__name__}: "
                          "make one with descant.federation(...) or Federation.from_arrays(...)")
-    # a place is named by the program itself, and needs no permit
-    method = (fields.parse(methods.find(algorithm, "algorithm.name"), {}, "algorithm")
-              if isinstance(algorithm, str) else algorithm)
-    if not isinstance(method, Algorithm):
-        raise UsageError("algorithm must be a name or a method such as FedAvg() (with brackets), "
-                         f"not {algorithm!r}")
-    for name in train.keys() & {field.name for field in fields.describe(type(method))} - _TRAINED:
-        raise UsageError(f"{name} is a field of the method: give it there, as in "
-                         f"{type(method).__name__}({name}={train[name]!r})")
+    method = _method(algorithm, train)
     settings = fields.parse(Train, {name: os.fspath(value) if isinstance(value, os.PathLike) else value
                                     for name, value in train.items()}, "train")
     federation = federation.to(settings.torch_dtype)
@@ -126,6 +118,20 @@ def run(
         if resume and place is not None and (place / "config.toml").exists():
             return runs.resume(place, setup, observer=watcher)
         return runs.start(setup, place, watcher)
+
+
+def _method(algorithm: Algorithm | str, train: Mapping[str, Any]) -> Algorithm:
+    """The method that is meant; none of its fields is among those of the training."""
+    # a place is named by the program itself, and needs no permit
+    method = (fields.parse(methods.find(algorithm, "algorithm.name"), {}, "algorithm")
+              if isinstance(algorithm, str) else algorithm)
+    if not isinstance(method, Algorithm):
+        raise UsageError("algorithm must be a name or a method such as FedAvg() (with brackets), "
+                         f"not {algorithm!r}")
+    for name in train.keys() & {field.name for field in fields.describe(type(method))} - _TRAINED:
+        raise UsageError(f"{name} is a field of the method: give it there, as in "
+                         f"{type(method).__name__}({name}={train[name]!r})")
+    return method
 
 
 def _section_of(kind: type[T], given: Mapping[str, Any], name: str) -> T:

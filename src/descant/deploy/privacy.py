@@ -73,7 +73,6 @@ class OwnAccount:
             raise Spent(f"this client has trained {replies - 1} times, and once more would exceed "
                         f"privacy.epsilon = {budget:g} for its rows")
 
-
     def require_sum(self, sums: int) -> None:
         """Refuse to help to unmask one sum more than the budget allows, where the noise in it hides this
         client: each has the noise that is accounted for."""
