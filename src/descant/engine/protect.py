@@ -34,6 +34,11 @@ UNFIT: dict[str, tuple[Callable[..., bool], str]] = {
 }
 
 
+LEARNED = ('privacy.unit = "record": data.scale or data.impute = "client" changes every row by statistics of '
+           'all rows of its client, so that one row is in what all others add; use "constants" with numbers '
+           "that are known without these rows")
+
+
 def account_of(work: Work, train: Train, privacy: Privacy) -> Account:
     """The account of a run; an error where the method or the settings do not fit."""
     federation = work.federation
@@ -41,6 +46,9 @@ def account_of(work: Work, train: Train, privacy: Privacy) -> Account:
     if privacy.unit == "client":
         _require_sum(work)
     queries = _queries(work, privacy) if privacy.unit == "record" else Queries()
+    treatment = federation.treatment
+    if privacy.unit == "record" and not queries.nothing and treatment is not None and treatment.is_learned:
+        raise UsageError(LEARNED)
     return Account(privacy, train, federation.train.sizes[: federation.population], queries,
                    lambda number: sampled(federation, train, number, privacy)[1])
 
@@ -75,6 +83,9 @@ def _require_sum(work: Work) -> None:
     if work.algorithm.needs_rows:
         raise UsageError(f"{found} {name} as it is set: its server looks at the uploads one by one, and "
                          "noise hides a client in a sum; docs/privacy.md tells which methods need one alone")
+    if work.algorithm.opens():
+        raise UsageError(f"{found} {name} as it is set: its first round asks every client, whoever is in "
+                         "the cohort")
     if work.algorithm.tracking:
         raise UsageError(f"{found} {name}: what its clients keep must be what the server was told, and that "
                          "is shortened and noised")
