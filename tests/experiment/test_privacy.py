@@ -38,7 +38,7 @@ from descant.experiment.site_privacy import sites
 from descant.models.module import ModuleTask
 from descant.priors.solve import SGD
 from descant.theory.accountant import Event, epsilon, gaussian_epsilon
-from descant.view.tables import privacy_words
+from descant.view.tables import _choice, privacy_words
 from helpers import on_any_model
 
 KNOWN = {"privacy.sampling": "known"}  # exact, and without opacus
@@ -347,6 +347,18 @@ def test_python_takes_the_section(tmp_path: Path) -> None:
     assert again.rounds == 2
     with pytest.raises(UsageError, match=r"privacy must hold the fields of \[privacy\]"):
         descant.run("fedavg", federation=federation, privacy=3)  # type: ignore[arg-type]
+
+
+def test_a_best_round_that_a_real_federation_would_not_know_is_told() -> None:
+    run = played(KNOWN | {"train.rounds": 4, "eval.every": 1, "privacy.noise": 30.0})
+    best, last = run.summary["best"]["round"], run.summary["last"]["round"]
+    assert best != last  # with this noise it gets worse
+    for changes, words in ((run.summary, "a real federation"),
+                           ({"best": None, "last": None}, "keeps the figures that select it"),
+                           ({"privacy": run.summary["privacy"] | {"figures": "told"}}, "")):
+        found = _choice(run.summary | changes)
+        assert words in found
+        assert bool(found) == bool(words)
 
 
 def test_sites_are_told_what_they_can_hope_for() -> None:
