@@ -20,7 +20,7 @@ from descant.engine.account import Account, Queries
 from descant.engine.batches import LocalWork, _lengths, _shares
 from descant.engine.cohort import sampled
 from descant.engine.draws import order_of, toss
-from descant.engine.protect import settled
+from descant.engine.protect import account_of, settled
 from descant.engine.settings import Train
 from descant.errors import UsageError
 from descant.experiment import run as runs
@@ -99,6 +99,33 @@ def test_who_drops_out_of_a_cohort_of_coins_makes_room_for_nobody() -> None:
     counts = np.array([len(sampled(federation, train, k, privacy)[0]) for k in range(1, 2001)])
     assert counts.mean() == pytest.approx(10, abs=5 * (7.5 / 2000) ** 0.5)
     assert counts.var() == pytest.approx(7.5, rel=5 * (2 / 2000) ** 0.5)
+
+
+def test_the_step_that_looks_most_is_accounted_for() -> None:
+    """A method of somebody's own may look again from its second step on, or at a batch that it has kept."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Second(FedAvg):
+        later: bool = False
+
+        def local(self, task: Any, message: Any, state: Any, data: Any) -> Any:
+            kept: list[Any] = []
+
+            def step(model: Any, batch: Any) -> Any:
+                for _ in range(3 if kept else 1):
+                    model = model._replace(theta=model.theta - 0.1 * task.grad(model, batch).theta)
+                kept.append(batch)
+                return model
+
+            model = data.scan(step, message.shared)
+            if self.later:
+                task.grad(model, kept[-1])
+            return model, state
+
+    privacy = Privacy(noise=1.0, sampling="known")
+    assert account_of(make_work(Second(), ragged()), Train(), privacy).queries.per_batch == (3,)
+    with pytest.raises(UsageError, match="the gradient of a batch outside its step"):
+        account_of(make_work(Second(later=True), ragged()), Train(), privacy)
 
 
 def test_a_first_round_that_asks_everybody_is_refused() -> None:

@@ -34,6 +34,7 @@ UNFIT: dict[str, tuple[Callable[..., bool], str]] = {
 }
 
 
+STEPS = 2  # of a dry run: the first may be another than those that follow
 LEARNED = ('privacy.unit = "record": data.scale or data.impute = "client" changes every row by statistics of '
            'all rows of its client, so that one row is in what all others add; use "constants" with numbers '
            "that are known without these rows")
@@ -108,7 +109,7 @@ def _queries(work: Work, privacy: Privacy) -> Queries:
     if method.opens():
         raise _refused(work, "its first round asks every client about all its rows")
     counting = CountingTask(work.task, Mechanism(privacy, 1.0), _axes(work), method.batches_per_step())
-    trial = dataclasses.replace(work, federation=_tiny(work.federation), local=LocalWork(steps=1),
+    trial = dataclasses.replace(work, federation=_tiny(work.federation), local=LocalWork(steps=STEPS),
                                 private=counting, privacy=None, templates={}, pools=Pools())
     first = work.round_of(np.zeros(1, np.int64), 0)
     model = work.task.init()
@@ -121,7 +122,7 @@ def _queries(work: Work, privacy: Privacy) -> Queries:
         raise _refused(work, str(error)) from None
     if not any(True for _ in leaves(result.upload)):  # it trains alone
         return Queries((0,))
-    return Queries(tuple(counting.counts), method.disjoint_batches)
+    return Queries(counting.counts, method.disjoint_batches)
 
 
 def _tiny(federation: Federation) -> Federation:
