@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="rounds between evaluations; 0: the last alone")
     parser.add_argument("--parameters", type=int, default=0, help="of a network with one hidden layer")
     parser.add_argument("--transport", default="grpc")
+    parser.add_argument("--clip", type=float, default=3.0, help="of the server; 0: uploads wait for nobody")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         rounds, peaks, uploads = federate(Path(place), given, stack)
@@ -84,7 +85,7 @@ def federate(base: Path, given: argparse.Namespace, stack: contextlib.ExitStack
     descant(base, "certificates", "keys", "--host", "127.0.0.1", *options).wait()
     server = descant(base, "server", "experiment.toml", "--clients", given.clients, "--keys", "keys/server",
                      "--out", "out", "--port", 0, "--host", "127.0.0.1", "--no-alone", "--transport",
-                     given.transport)
+                     given.transport, "--clip", given.clip)
     stack.callback(end, server)
     port = wait_for_port(base / "server.log", server)
     for number in range(PROCESSES):

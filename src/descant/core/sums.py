@@ -50,13 +50,18 @@ class Binned(NamedTuple):
         top = _top(largest)
         flat = rows.reshape(len(rows), -1)
         pieces = torch.zeros(GRIDS, flat.shape[1], dtype=torch.float64)
-        width = max(1, BLOCK // len(rows))
-        counts = weights.double()[:, None]
-        for start in range(0, flat.shape[1], width):
+        given, sums, counts = flat.numpy(), pieces.numpy(), weights.double().numpy()[:, None]
+        width = min(max(1, BLOCK // len(rows)), flat.shape[1])
+        blocks = np.empty((2, len(rows), width))  # used again and again: new memory costs more than the sums
+        for start in range(0, flat.shape[1], width or 1):
             here = slice(start, start + width)
-            rows_here = flat[:, here]
-            numbers = rows_here * counts if origin is None else (rows_here - origin[here]).mul_(counts)
-            _cut(numbers, top, pieces[:, here])
+            numbers, piece = blocks[:, :, : min(width, flat.shape[1] - start)]
+            if origin is None:
+                np.multiply(given[:, here], counts, out=numbers)
+            else:
+                np.subtract(given[:, here], origin[here].numpy(), out=numbers)
+                np.multiply(numbers, counts, out=numbers)
+            _cut(numbers, piece, top, sums[:, here])
         return cls(top, pieces.reshape(GRIDS, *rows.shape[1:]))
 
     def plus(self, other: Binned) -> Binned:
@@ -88,11 +93,9 @@ def _top(largest: float) -> int:
     return max(LOWEST, -(-(exponent + 1) // WIDTH) - 1)
 
 
-def _cut(numbers: Tensor, top: int, pieces: Tensor) -> None:
-    """Add the pieces of numbers [n, d], which are used up, to the sums on the grids [GRIDS, d]. In numpy,
-    whose calls take less time than torch's."""
-    left, sums = numbers.numpy(), pieces.numpy()
-    piece = np.empty_like(left)
+def _cut(left: np.ndarray, piece: np.ndarray, top: int, sums: np.ndarray) -> None:
+    """Add the pieces of numbers [n, d], which are used up as `piece` is, to the sums on the grids
+    [GRIDS, d]. In numpy, whose calls take less time than torch's."""
     for k in range(GRIDS):
         shift = 1.5 * 2.0 ** (52 + WIDTH * (top - k))  # numbers of this size are whole multiples of the unit
         np.add(left, shift, out=piece)
@@ -111,8 +114,10 @@ def _squares(flat: Tensor, origin: Tensor) -> Tensor:
     """The squared distances of rows [n, d] from the origin [d], block by block. These do not depend on n, nor
     does a client's length on those it is measured with."""
     squares = torch.zeros(len(flat), dtype=torch.float64)
+    block = torch.empty(len(flat), min(COLUMNS, flat.shape[1]), dtype=torch.float64)
     for start in range(0, flat.shape[1], COLUMNS):
-        moved = flat[:, start : start + COLUMNS] - origin[start : start + COLUMNS]
+        here = slice(start, start + COLUMNS)
+        moved = block[:, : flat.shape[1] - start].copy_(flat[:, here]).sub_(origin[here])
         squares += moved.square_().sum(1)
     return squares
 

@@ -226,7 +226,7 @@ class Client:
             raise Mismatch('privacy.figures = "off": the figures of held-out rows stay with the clients')
         self._count(joined, job, number)
         if joined.account is not None and job in TRAINING:
-            joined.account.require(joined.ledger.total(TRAINING))
+            joined.account.require(joined.ledger.total(TRAINING), joined.ledger.rounds(TRAINING))
         self._observer.working(job, number)
         state = joined.states.read(counted, joined.shapes.state)
         secret = job in TRAINING and joined.remote.secure is not None

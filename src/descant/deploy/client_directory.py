@@ -93,6 +93,11 @@ class Ledger:
         """How many requests there were in all for any of these."""
         return sum(times for key, times in self._times.items() if key.rpartition(" ")[0] in whats)
 
+    def rounds(self, whats: Collection[str]) -> int:
+        """In how many rounds there were any."""
+        return len({number for what, _, number in (key.rpartition(" ") for key in self._times)
+                    if what in whats})
+
 
 class ClientStates:
     """The states of one client in one federation, by round."""

@@ -91,11 +91,11 @@ def noised_mean(total: Total, form: Tree, bound: Bound, mechanism: Mechanism,
     return rebuild(form, found)
 
 
-def origin_of(work: Work, job: Job, number: int, message: Message, state: Tree, template: Tree
+def origin_of(work: Work, idle: Origins, job: Job, number: int, message: Message, template: Tree
               ) -> dict[str, np.ndarray]:
     """What a client contributes that learns nothing, found without anybody's rows; `message.each` has one
-    row, `state` is that of a client before it takes part, and `template` an upload."""
-    known = Origins(work, state).rows(job, np.zeros(1, np.int64), number, message)
+    row, and `template` is an upload."""
+    known = idle.rows(job, np.zeros(1, np.int64), number, message)
     upload = rebuild(template, {name: known[name][0] if name in known else torch.zeros_like(leaf)
                                 for name, leaf in leaves(template)})
     own = Message(message.shared, take(message.each, 0))

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -116,13 +117,12 @@ class Training:
             name = "robust" if robust is not None else "attack"
             raise UsageError(f'[{name}] does not go together with privacy.unit = "client": it needs the '
                              "uploads one by one, and that one hides them in their sum; leave one out")
-        origins = Origins(work, work.algorithm.init_client(work.task, self.initial))
         if attack is not None:
             who = attack.attackers(work.federation.population, self.train.seed)
-            self._attackers = Attackers(attack, who, origins)
+            self._attackers = Attackers(attack, who, self._idle)
         if robust is not None:
             robust.require_fit(work.algorithm, self._cohort_size)
-            self._guard = Guard(robust, origins)
+            self._guard = Guard(robust, self._idle)
         return self
 
     def remedy(self) -> str:
@@ -226,9 +226,13 @@ class Training:
         """How much a client may add, where clients are protected."""
         if self.clip is None:
             return None
-        state = self.work.algorithm.init_client(self.work.task, self.initial)
         template = self.work.templates[self._job].upload
-        return Bound(origin_of(self.work, self._job, self.number, self._first(), state, template), self.clip)
+        return Bound(origin_of(self.work, self._idle, self._job, self.number, self._first(), template),
+                     self.clip)
+
+    @cached_property
+    def _idle(self) -> Origins:
+        return Origins(self.work, self.work.algorithm.init_client(self.work.task, self.initial))
 
     def _first(self) -> Message:
         """What a client is sent in this round."""
