@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -234,6 +235,16 @@ def test_a_key_that_is_revoked_while_the_server_runs(link, tmp_path):
 
         until(is_back)
         assert south.address in own.connected()
+
+
+def test_without_a_certificate_nobody_shakes_hands(link, pki):
+    """A stranger gets no byte but TLS's refusal."""
+    context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+    context.set_alpn_protocols(["h2"])
+    with (socket.create_connection(("127.0.0.1", link.port), 30) as plain,
+          context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+          pytest.raises((ssl.SSLError, ConnectionResetError), match=r"CERTIFICATE_REQUIRED|reset")):
+        secure.recv(1000)
 
 
 def test_connections_that_shake_no_hands_are_closed(pki, monkeypatch):
