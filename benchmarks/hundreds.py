@@ -67,14 +67,13 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         rounds, peaks, uploads = federate(Path(place), given, stack)
-    early, late = (max(peaks[k]) for k in (1, given.rounds - 1))
+    early, late, after = (max(peaks[k], default=0.0) for k in (1, given.rounds - 1, given.rounds))
     print(f"{given.clients} clients, {given.transport}, "
           f"{'each evaluated' if given.every == 1 else 'evaluated now and then'}: "
           f"{statistics.median(rounds):.2f} s a round ({min(rounds):.2f} to {max(rounds):.2f}, {len(rounds)} "
           f"rounds)\nmemory of the server: {peaks[0][0]:.0f} MB before the first round, at most "
           f"{max(peaks[0]):.0f} in it, {early:.0f} in round 2, {late:.0f} in round {given.rounds}, "
-          f"{max(peaks[given.rounds]):.0f} when it draws the curve; all uploads of a round "
-          f"{uploads / 2**20:.1f} MB")
+          f"{after:.0f} when it draws the curve; all uploads of a round {uploads / 2**20:.1f} MB")
 
 
 def federate(base: Path, given: argparse.Namespace, stack: contextlib.ExitStack

@@ -103,7 +103,7 @@ def test_a_request_is_replied_to_a_few_times(tmp_path: Path) -> None:
     for text in ("[1]", fewer):
         ledger.write_text(text)
         server.start()
-        server.ask("local")
+        assert server.ask("local")["failed"] == "DescantError"
         assert "ledger.json is damaged" in str(server.told.of("failed")[-1][1])
 
 
