@@ -137,8 +137,10 @@ RUNNING: tuple[Mutation, ...] = (
     Mutation("core/meter.py", "self._passes, self._noises = self._passes + 1, 0", "self._noises = 0",
              ("tests/core/test_private.py",), "two models on the same batches have the same noise"),
     # -- sums ------------------------------------------------------------------------------------------
-    Mutation("core/sums.py", "pieces[down:] += low.pieces[: GRIDS - down]", "pieces[down:] += low.pieces[down:]",
+    Mutation("core/sums.py", "pieces[up:] = self.pieces[: GRIDS - up]", "pieces[up:] = self.pieces[up:]",
              ("tests/core/test_sums.py",), "pieces are added on another grid"),
+    Mutation("engine/backends/processes.py", "if order.is_first:", "if order is None:",
+             ("tests/engine/test_adding.py",), "workers add a round to the one before"),
     Mutation("core/sums.py", "return max(LOWEST, -(-(exponent + 1) // WIDTH) - 1)",
              "return max(LOWEST, -(-exponent // WIDTH) - 1)", ("tests/core/test_sums.py",),
              "a number may have a piece on the grid above"),

@@ -179,7 +179,7 @@ class Training:
         try:
             cohort, trained, _ = self._sampled()
             message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
-            return Planned(self._job, trained, self.number, message, self._adding(cohort, trained))
+            return Planned(self._job, trained, self.number, message, self.adding(cohort, trained))
         finally:
             self.number -= 1
 
@@ -196,7 +196,7 @@ class Training:
             message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
             states = self.store.read(trained)
         start = time.perf_counter()
-        adding = self._adding(cohort, trained)
+        adding = self.adding(cohort, trained)
         if len(trained) or adding is None:
             outcome = backend.run(self._job, trained, self.number, message, states, adding)
         else:  # of a cohort that coins make, there may be nobody
@@ -215,7 +215,7 @@ class Training:
     def _job(self) -> Job:
         return "opening" if self.is_opening else "local"
 
-    def _adding(self, cohort: np.ndarray, trained: np.ndarray) -> Adding | None:
+    def adding(self, cohort: np.ndarray, trained: np.ndarray) -> Adding | None:
         """How this round's uploads are added up where they are made; None: they are needed one by one."""
         looked_at = self._diagnostics or self._guard is not None or self._attackers is not None
         if self.work.algorithm.needs_rows or looked_at or self._job not in self.work.templates:
