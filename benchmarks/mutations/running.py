@@ -106,8 +106,12 @@ RUNNING: tuple[Mutation, ...] = (
     Mutation("comparison/reproduce/claims.py", '"appears" if pair.mean > 0 else "reversed")\n    return Claim(says, f"{words[0]}',
              '"appears" if pair.mean < 0 else "reversed")\n    return Claim(says, f"{words[0]}',
              ("tests/comparison/test_reproduce.py",), "what is reversed is said to appear"),
-    Mutation("comparison/reproduce/times.py", "ratio = pace() / known[\"pace\"]", "ratio = 1.0",
+    Mutation("comparison/reproduce/times.py", "ratio = pace() / at if known else 1.0", "ratio = 1.0",
              ("tests/comparison/test_reproduce.py",), "times are those of another machine"),
+    Mutation("comparison/reproduce/baselines.py", "and stood[at] != row.stands]", "and stood[at] == row.stands]",
+             ("tests/comparison/test_reproduce.py",), "what stands as before is said to change"),
+    Mutation("comparison/plan.py", "self.done and layout.rounds(self.place) == self.size and", "self.done and",
+             ("tests/comparison/test_reproduce.py",), "a longer run serves another comparison"),
     # -- the link of a real federation -----------------------------------------------------------------
     Mutation("deploy/secure/parts.py", "return max(threshold, LEAST, clients // 2 + 1)", "return threshold",
              ("tests/deploy/test_secure_protocol.py",), "a sum of few is unmasked"),
