@@ -4,21 +4,21 @@
     python experiments/when.py --out results/when --only har   # one family
 
 The plan. A cell is one federation: a family, a number of training rows per client, a level of heterogeneity. In
-each cell the methods are compared as `descant compare --tune 5 --seeds 0-2 --metric accuracy --no-baselines` does:
-equal numbers of gradient steps (300 for each client, of 10 rows), five trials for each method, judged by the
+each cell the methods are compared as `descant compare --tune 4 --seeds 0-2 --metric accuracy --no-baselines` does:
+equal numbers of gradient steps (250 for each client, of 10 rows), four trials for each method, judged by the
 validation rows of a split that no reported run has; then three repetitions, each with a split of its own. Intervals
 and p-values are simultaneous over all pairs of methods of the cell, and include the noise of the test rows.
 
 - Families. "logistic": 20 clients, 20 features, 5 classes, models that differ by chance around one centre.
   "clusters": the same around four centres. "fashion": 20 clients of Fashion-MNIST with 10, 5, 3 or 2 classes.
-  "har": human activities, 30 clients: windows dealt at random, by person, with three activities, with two.
+  "har": human activities, 20 clients: windows dealt at random, by person, with three activities, with two.
   Softmax regression, and for "har" a network 1152-16-6.
 - Rows. 10, 30, 100, 300 and 1000 training rows, and a quarter of that for validation. Every client has about
   200 test rows beside them. Windows of HAR that overlap stay together, in runs of about 12, and a person has
   281 to 409: there it is 2, 4, 8 and 16 such runs, about 24 to 192 rows, and all others are tested.
-- Methods. LocalTrain, FedAvg, FedAvg with 20 steps of fine-tuning, Ditto, FedMAP, pFedGT, one-stage FedProx;
-  FedPer where there is a network with a head, IFCA with four models in "clusters". Methods that make several
-  gradients on a batch (pFedMe, pFedBreD, CGPFL) are left out: 300 steps are too few rounds for them.
+- Methods. LocalTrain, FedAvg, FedAvg with 20 steps of fine-tuning, Ditto, FedMAP, pFedGT; FedPer where
+  there is a network with a head, IFCA with four models in "clusters". Methods that make several gradients on a
+  batch (pFedMe, pFedBreD, CGPFL) are left out: 250 steps are too few rounds for them.
 - Order. The corners of all families first, then the other levels, then 100 rows, then 30 and 300: a stopped
   study is a coarse map.
 - Heterogeneity is measured before any method is chosen, on the training rows of the first repetition, in
@@ -33,26 +33,29 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 
-from descant.comparison import results
-from descant.comparison.conduct import Asked, conduct, require_no_failures
-from descant.comparison.make import source_commit
+from descant.comparison import execute, measure, results, tune
+from descant.comparison.make import make, source_commit
+from descant.comparison.plan import held
 from descant.comparison.results import Results
 from descant.core.files import write_csv
 from descant.core.permit import ran
 from descant.data import heterogeneity
+from descant.experiment import run as runs
 from descant.experiment.advise import ask
 from descant.experiment.config import Experiment
-from descant.view.progress import Shown
 
 KEPT = Path(__file__).parent / "when" / "results"
-SEEDS, TRIALS, TESTED = 3, 5, 200
+SEEDS, TRIALS, TESTED = 3, 4, 200
 PILOTS, PILOT_STEPS = 10, 100  # clients that are asked, and how long they fit a model
 ROWS = (10, 30, 100, 300, 1000)  # for training
 ORDER = ((0, -1), (2,), (1, 3))  # numbers of rows in the order in which they are run: a coarse map first
@@ -63,7 +66,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "Ditto": {"name": "ditto"},
     "FedMAP": {"name": "fedmap"},
     "pFedGT": {"name": "pfedgt"},
-    "one-stage FedProx": {"name": "one_stage_fedprox"},
 }
 OF_NETWORKS = {"FedPer": {"name": "fedper"}}
 OF_CLUSTERS = {"IFCA": {"name": "ifca", "K": 4}}
@@ -92,13 +94,14 @@ FAMILIES = {
         {"dataset": "fashion_mnist", "clients": 20, "partition": "classes", "sizes": "uniform"},
         {f"{k} classes": {"classes_per_client": k} for k in (10, 5, 3, 2)}, {"name": "mclr"}, {}),
     "har": Family(
-        {"dataset": "har", "clients": 30},
-        {"at random": {"partition": "iid"}, "by person": {"partition": "natural"},
+        {"dataset": "har", "clients": 20},
+        {"at random": {"partition": "iid"}, "by person": {"partition": "natural", "fewer": "sample"},
          "3 activities": {"partition": "classes", "classes_per_client": 3},
          "2 activities": {"partition": "classes", "classes_per_client": 2}}, {"name": "dnn", "hidden": 16},
         OF_NETWORKS, (24, 48, 96, 192)),
 }
-WINDOWS, RUNS = 12, 10299 / 12 / 30  # of HAR: windows in a run, and runs of a client
+WINDOWS = 12  # of HAR in a run that overlap
+OF_PERSON, DEALT = 343.3, 10299 / 20  # windows of a client, by person or otherwise
 
 
 class Cell(NamedTuple):
@@ -118,7 +121,7 @@ class Cell(NamedTuple):
         methods = METHODS | family.more
         first, *others = [{"label": label, **table} for label, table in methods.items()]
         return {"data": family.data | family.levels[self.level] | self._sizes(), "model": family.model,
-                "train": {"rounds": 30, "batch": 10, "local": {"steps": 10}, "backend": "vectorised"},
+                "train": {"rounds": 25, "batch": 10, "local": {"steps": 10}, "backend": "vectorised"},
                 "eval": {"every": 5, "metric": "accuracy"}, "algorithm": first, "algorithms": others}
 
     def _sizes(self) -> dict[str, Any]:
@@ -126,7 +129,7 @@ class Cell(NamedTuple):
         one for validation."""
         if self.family == "har":
             runs = max(3, round(self.rows / WINDOWS / 0.8))
-            return {"test": 1 - runs / RUNS}
+            return {"test": 1 - runs * WINDOWS / (OF_PERSON if self.level == "by person" else DEALT)}
         rest = math.ceil(self.rows / 0.8)
         total = rest + TESTED
         sizes = {"smallest": total, "largest": total} if self.family == "fashion" else {"rows": total}
@@ -159,13 +162,22 @@ TABLES = {  # what is kept
 # -- one cell ----------------------------------------------------------------------------------------------
 
 
-def play(cell: Cell, out: Path, shown: Shown) -> Results:
-    """Make what is missing of a cell."""
-    asked = Asked(None, list(range(SEEDS)), False, None, 1, "steps", TRIALS, "accuracy", None, False,
-                  "python experiments/when.py")
-    plan, failed = conduct(cell.tables(), out / cell.name, asked, ran(), shown, lambda plan: None)
-    require_no_failures(failed)
-    return results.read(plan)
+def play(cell: Cell, out: Path) -> Results:
+    """Make what is missing of a cell, all in this process: thousands of short runs are slower to start in
+    processes of their own than to make."""
+    place = out / cell.name
+    with held(place):
+        plan, labels = make(cell.tables(), place, range(SEEDS), metric="accuracy", baselines=False,
+                            command="python experiments/when.py", permit=ran())
+        for search in execute.searches(plan, labels, TRIALS, 1):
+            found = tune.search(search.experiment, search.size, search.record, fixed=search.fixed)
+            plan = plan.tuned(search.label, getattr(found, "values", None), found.note)
+            plan.write()
+        for planned in plan.runs(labels):
+            if not planned.done:
+                shutil.rmtree(planned.place, ignore_errors=True)
+                measure.write(runs.start(runs.Setup.of(planned.experiment), planned.place), planned.place, None)
+        return results.read(plan)
 
 
 def measured(cell: Cell) -> dict[str, float]:
@@ -230,11 +242,13 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--only", choices=FAMILIES, help="one family")
     chosen = options.parse_args(words)
     console = Console(stderr=True)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # cautions of methods: what diverges is in the tables
     wanted = [cell for cell in cells() if chosen.only in (None, cell.family)]
     for number, cell in enumerate(wanted, 1):
         if not is_kept(cell):
             console.print(f"cell {number} of {len(wanted)}: {cell.name}", soft_wrap=True)
-            keep(cell, play(cell, chosen.out, Shown(console)))
+            keep(cell, play(cell, chosen.out))
 
 
 if __name__ == "__main__":
