@@ -1,13 +1,15 @@
-"""Where personalization pays: rows per client x heterogeneity x tuned methods, on four families of federations.
+"""Where personalization pays: rows per client x heterogeneity x tuned methods, on four families.
 
     python experiments/when.py --out results/when              # runs what is missing, or goes on after a stop
     python experiments/when.py --out results/when --only har   # one family
+    python experiments/when_page.py                            # page, picture, evidence, of what is kept
 
-The plan. A cell is one federation: a family, a number of training rows per client, a level of heterogeneity. In
-each cell the methods are compared as `descant compare --tune 4 --seeds 0-2 --metric accuracy --no-baselines` does:
-equal numbers of gradient steps (250 for each client, of 10 rows), four trials for each method, judged by the
-validation rows of a split that no reported run has; then three repetitions, each with a split of its own. Intervals
-and p-values are simultaneous over all pairs of methods of the cell, and include the noise of the test rows.
+The plan. A cell is one federation: a family, a number of training rows per client, a level of heterogeneity.
+In each cell the methods are compared as `descant compare --tune 4 --seeds 0-2 --metric accuracy
+--no-baselines` does: equal numbers of gradient steps (250 for each client, of 10 rows), four trials for each
+method, judged by the validation rows of a split that no reported run has; then three repetitions, each with a
+split of its own. Intervals and p-values are simultaneous over all pairs of methods of the cell, and have the
+noise of the test rows in them.
 
 - Families. "logistic": 20 clients, 20 features, 5 classes, models that differ by chance around one centre.
   "clusters": the same around four centres. "fashion": 20 clients of Fashion-MNIST with 10, 5, 3 or 2 classes.
@@ -16,16 +18,16 @@ and p-values are simultaneous over all pairs of methods of the cell, and include
 - Rows. 10, 30, 100, 300 and 1000 training rows, and a quarter of that for validation. Every client has about
   200 test rows beside them. Windows of HAR that overlap stay together, in runs of about 12, and a person has
   281 to 409: there it is 2, 4, 8 and 16 such runs, about 24 to 192 rows, and all others are tested.
-- Methods. LocalTrain, FedAvg, FedAvg with 20 steps of fine-tuning, Ditto, FedMAP, pFedGT; FedPer where
-  there is a network with a head, IFCA with four models in "clusters". Methods that make several gradients on a
+- Methods. LocalTrain, FedAvg, FedAvg with 20 steps of fine-tuning, Ditto, FedMAP, pFedGT; FedPer where there
+  is a network with a head, IFCA with four models in "clusters". Methods that make several gradients on a
   batch (pFedMe, pFedBreD, CGPFL) are left out: 250 steps are too few rounds for them.
 - Order. The corners of all families first, then the other levels, then 100 rows, then 30 and 300: a stopped
   study is a coarse map.
 - Heterogeneity is measured before any method is chosen, on the training rows of the first repetition, in
   several ways; the page says which of them predicts what is gained.
 
-What is kept, in experiments/when/results/FAMILY: cells.csv (a row for each cell that is complete), methods.csv and
-differences.csv (its methods, and all pairs of them). Families can be run beside each other.
+What is kept, in experiments/when/results/FAMILY: cells.csv (a row for each cell that is complete),
+methods.csv and differences.csv (its methods, and all pairs of them). Families can be run beside each other.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ from descant.experiment.config import Experiment
 
 KEPT = Path(__file__).parent / "when" / "results"
 SEEDS, TRIALS, TESTED = 3, 4, 200
-PILOTS, PILOT_STEPS = 10, 100  # clients that are asked, and how long they fit a model
+PILOTS, PILOT_STEPS = 20, 50  # clients that are asked, and how long they fit a model
 ROWS = (10, 30, 100, 300, 1000)  # for training
 ORDER = ((0, -1), (2,), (1, 3))  # numbers of rows in the order in which they are run: a coarse map first
 METHODS: dict[str, dict[str, Any]] = {
@@ -150,7 +152,7 @@ def cells() -> list[Cell]:
 
 
 KEY = ("family", "rows", "level")
-MEASURED = ("n", "R", "R_naive", "noise", "length", "label_distance")
+MEASURED = ("n", "transfer", "R", "R_naive", "noise", "length", "label_distance")
 METHOD = ("method", "rounds", "personal", "personal_low", "personal_high", "global", "worst_decile", "gain",
           "worse_off", "diverged", "still_improving")
 PAIR = ("method", "against", "mean", "low", "high", "p")
@@ -176,7 +178,8 @@ def play(cell: Cell, out: Path) -> Results:
         for planned in plan.runs(labels):
             if not planned.done:
                 shutil.rmtree(planned.place, ignore_errors=True)
-                measure.write(runs.start(runs.Setup.of(planned.experiment), planned.place), planned.place, None)
+                made = runs.start(runs.Setup.of(planned.experiment), planned.place)
+                measure.write(made, planned.place, None)
         return results.read(plan)
 
 
@@ -192,7 +195,8 @@ def measured(cell: Cell) -> dict[str, float]:
     assert counts is not None
     mean = found.models.mean(0)
     length = float(mean.square().sum()) - float(found.noise.mean()) / len(found.models)
-    return {"n": found.n, "R": found.spread.R, "R_naive": found.spread.naive,
+    assert found.transfer is not None
+    return {"n": found.n, "transfer": found.transfer.gain, "R": found.spread.R, "R_naive": found.spread.naive,
             "noise": float(found.noise.mean()), "length": max(length, 0.0) ** 0.5,
             "label_distance": float(heterogeneity.label_distances(counts).mean())}
 

@@ -1,16 +1,15 @@
-"""docs/results/when.md, its picture, and the evidence that `descant advise` answers from, all written from what
-experiments/when.py keeps.
+"""docs/results/when.md, its picture, and the evidence that `descant advise` answers from, all written from
+what experiments/when.py keeps.
 
     python experiments/when_page.py
 """
 
 from __future__ import annotations
 
-import csv
-import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,169 +17,15 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from scipy import stats
+from when import cells as planned
+from when_cells import ALONE, FAMILIES, FINE_TUNED, MEASURES, USED, Gap, Seen, judged, read
+
+from descant.core.units import duration, times
 
 HOME = Path(__file__).parents[1]
-KEPT = HOME / "experiments" / "when" / "results"
 PAGE = HOME / "docs" / "results" / "when.md"
 EVIDENCE = HOME / "src" / "descant" / "experiment" / "evidence.csv"
-FAMILIES = {"logistic": "Synthetic, one centre", "clusters": "Synthetic, four centres",
-            "fashion": "Fashion-MNIST", "har": "Human activities"}
-ALONE, FINE_TUNED = "LocalTrain", "FedAvg + fine-tuning"
-SHORT = {ALONE: "alone", FINE_TUNED: "FedAvg+FT", "one-stage FedProx": "1-FedProx"}
-LEVEL = 0.05
-
-
-class Gap(NamedTuple):
-    """By how much one method is better than another, in points, with the simultaneous interval."""
-
-    mean: float
-    low: float
-    high: float
-    p: float
-    withheld: bool = False  # the one that is behind was still improving
-
-    @property
-    def significant(self) -> bool:
-        return self.p < LEVEL and not self.withheld
-
-
-class Seen(NamedTuple):
-    """A cell of the study."""
-
-    family: str
-    rows: int  # for training, as planned
-    level: str
-    number: int  # of the level, from alike to different
-    n: float  # training rows, as they are
-    measures: dict[str, float]
-    seconds: float
-    commit: str
-    methods: list[dict[str, str]]  # best first
-    pairs: dict[tuple[str, str], Gap]
-
-    def gap(self, better: str, worse: str) -> Gap:
-        if better == worse:
-            return Gap(0.0, 0.0, 0.0, 1.0)
-        found = self.pairs.get((better, worse))
-        if found is None:
-            mean, low, high, p, _ = self.pairs[worse, better]
-            found = Gap(-mean, -high, -low, p)
-        behind = worse if found.mean > 0 else better
-        improving = [row["method"] for row in self.methods if int(row["still_improving"])]
-        return found._replace(withheld=behind in improving)
-
-    @property
-    def compared(self) -> list[str]:
-        """The methods that did not diverge, best first."""
-        return [row["method"] for row in self.methods if not int(row["diverged"])]
-
-    @property
-    def best(self) -> str:
-        return self.compared[0]
-
-    @property
-    def simple(self) -> str:
-        """The better of training alone and fine-tuned FedAvg."""
-        return next(name for name in self.compared if name in (ALONE, FINE_TUNED))
-
-    @property
-    def lead(self) -> Gap:
-        """Of the best method over the better of the two."""
-        return self.gap(self.best, self.simple)
-
-    @property
-    def together(self) -> Gap:
-        """Of the best method that learns together over training alone."""
-        return self.gap(next(name for name in self.compared if name != ALONE), ALONE)
-
-    @property
-    def behind(self) -> Gap:
-        """Of the best method over fine-tuned FedAvg."""
-        return self.gap(self.best, FINE_TUNED)
-
-
-def read() -> list[Seen]:
-    """All cells that are kept, by family, rows and level."""
-    found = []
-    for family in FAMILIES:
-        if not (KEPT / family / "cells.csv").exists():
-            continue
-        methods, pairs = _table(family, "methods"), _table(family, "differences")
-        for row in _table(family, "cells"):
-            key = (row["rows"], row["level"])
-            mine = [each for each in methods if (each["rows"], each["level"]) == key]
-            gaps = {(each["method"], each["against"]): Gap(
-                        *(100 * float(each[name]) for name in ("mean", "low", "high")), float(each["p"]))
-                    for each in pairs if (each["rows"], each["level"]) == key}
-            found.append(Seen(
-                family, int(row["rows"]), row["level"], int(row["number"]), float(row["n"]),
-                {name: float(row[name]) for name in ("R", "R_naive", "noise", "length", "label_distance")},
-                float(row["seconds"]), row["commit"], mine, gaps))
-    return sorted(found, key=lambda cell: (list(FAMILIES).index(cell.family), cell.rows, cell.number))
-
-
-def _table(family: str, name: str) -> list[dict[str, str]]:
-    with (KEPT / family / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-# -- how to measure heterogeneity --------------------------------------------------------------------------
-
-
-def own(cell: Seen) -> float:
-    """The share of the clients' models, by squared length, in which they differ: R^2 / (R^2 + |mean|^2)."""
-    return _share(cell.measures["R"] ** 2, cell.measures["length"] ** 2)
-
-
-def told(cell: Seen) -> float:
-    """How much of what is seen of these differences is no noise: R^2 / (R^2 + noise)."""
-    return _share(cell.measures["R"] ** 2, cell.measures["noise"])
-
-
-def labels(cell: Seen) -> float:
-    return cell.measures["label_distance"]
-
-
-def _share(some: float, rest: float) -> float:
-    return some / (some + rest) if some else 0.0
-
-
-MEASURES: dict[str, Callable[[Seen], float]] = {
-    "the share of the clients' models that is their own, R² / (R² + mean²)": own,
-    "the share of the differences that is no noise, R² / (R² + noise)": told,
-    "the label distance (total variation)": labels,
-}
-
-
-class Judged(NamedTuple):
-    """How well a measure predicts what is gained over training alone."""
-
-    correlation: float  # Spearman's, with the gain, of cells with about as many rows; mean over these
-    error: float  # points by which a prediction from the other families is wrong, on average
-
-
-def judged(cells: Sequence[Seen], measure: Callable[[Seen], float] | None) -> Judged:
-    """Predict each cell by the three nearest ones of other families with about as many rows (a factor of two);
-    without a measure by all of these."""
-    errors = []
-    for cell in cells:
-        others = [other for other in cells if other.family != cell.family and _as_many(cell, other)]
-        if measure is not None:
-            others = sorted(others, key=lambda other: abs(measure(other) - measure(cell)))[:3]
-        if others:
-            errors.append(abs(cell.together.mean - float(np.mean([other.together.mean for other in others]))))
-    correlations = []
-    for rows in sorted({cell.rows for cell in cells}) if measure is not None else ():
-        some = [cell for cell in cells if _as_many(cell, cell._replace(n=rows))]
-        values = [measure(cell) for cell in some]
-        if len(some) > 5 and len(set(values)) > 1:
-            correlations.append(stats.spearmanr(values, [cell.together.mean for cell in some]).statistic)
-    return Judged(float(np.mean(correlations)) if correlations else math.nan, float(np.mean(errors)))
-
-
-def _as_many(cell: Seen, other: Seen) -> bool:
-    return abs(math.log2(cell.n / other.n)) <= 1
+SHORT = {ALONE: "alone", FINE_TUNED: "FedAvg+FT"}
 
 
 # -- the picture -------------------------------------------------------------------------------------------
@@ -204,8 +49,8 @@ def _winner(cell: Seen) -> str:
 PANELS = (
     Panel("learning together over training alone", lambda cell: cell.together,
           lambda cell: f"{cell.together.mean:+.1f}", "PuOr", (-20.0, 20.0)),
-    Panel("the best method over the better of training alone and FedAvg + fine-tuning", lambda cell: cell.lead,
-          _winner, "Blues", (0.0, 8.0)),
+    Panel("the best method over the better of training alone and FedAvg + fine-tuning",
+          lambda cell: cell.lead, _winner, "Blues", (0.0, 8.0)),
 )
 
 
@@ -248,3 +93,174 @@ def _map(axes: Axes, cells: Sequence[Seen], panel: Panel, colours: ScalarMappabl
     axes.set_xticklabels([f"{each:,}" for each in rows])
     axes.set_yticklabels([levels[number] for number in sorted(levels)])
     axes.tick_params(length=0, labelsize=9)
+
+
+# -- the page ----------------------------------------------------------------------------------------------
+
+
+HEAD = """# Where personalization pays
+
+Written by `python experiments/when_page.py` from `experiments/when/results`; do not edit. The runs are those
+of
+
+```
+python experiments/when.py --out results/when
+```
+
+{count} of {planned} cells have been run: {left}.
+
+A cell is one federation of 20 clients: a family, a number of training rows per client, a level of
+heterogeneity. In each, the methods ({methods}) have
+250 gradient steps for each client, on batches of 10 rows; each is tuned by 4 trials on validation rows, and
+has 3 repetitions with splits of their own. Differences are in points of accuracy, with intervals and p-values
+that are simultaneous over all pairs of methods in the cell, and have the noise of the test rows in them.
+Models are softmax regressions, for human activities a network of 16 hidden units. So it is about small
+models, few clients, and one draw of the clients in each cell. The repetitions took {seconds}, at commit {commits};
+searching took about as long again.
+
+![Two rows of heat maps: what learning together gains over training alone, and what the best method gains over
+the better of training alone and FedAvg with fine-tuning](when.png)
+
+Colours and numbers are points of accuracy. **Bold in a black frame: significant at 5 %**; in italics: not
+significant. Below, a cell names the best method; where there is no number, it is training alone ("alone") or
+fine-tuned FedAvg itself, so that nobody is ahead of these two. Hatched cells have not been run.
+"""
+
+
+def page(cells: Sequence[Seen]) -> str:
+    """The whole page."""
+    parts = [_head(cells), "## What was seen\n", *(f"- {said}" for said in findings(cells)), "",
+             "## How heterogeneity is measured\n", *_measuring(cells), "## All cells\n", *_tables(cells)]
+    return "\n".join(parts)
+
+
+def _head(cells: Sequence[Seen]) -> str:
+    kept = {(cell.family, cell.rows, cell.level) for cell in cells}
+    missing = [cell for cell in planned() if tuple(cell) not in kept]
+    left = "; ".join(
+        f"{FAMILIES[family]}: {', '.join(f'{cell.rows} rows with {cell.level}' for cell in some)}"
+        for family in FAMILIES if (some := [cell for cell in missing if cell.family == family]))
+    methods = dict.fromkeys(row["method"] for cell in cells for row in sorted(
+        cell.methods, key=lambda row: row["method"]))
+    return HEAD.format(
+        count=len(cells), planned=len(planned()), left=f"not yet {left}" if left else "all of them",
+        methods=", ".join(sorted(methods, key=str.lower)),
+        seconds=duration(sum(cell.seconds for cell in cells)),
+        commits=", ".join(dict.fromkeys(cell.commit for cell in cells)))
+
+
+def findings(cells: Sequence[Seen]) -> list[str]:
+    """Sentences whose figures are counted, not written."""
+    gains = [cell for cell in cells if cell.together.significant and cell.together.mean > 0]
+    loses = [cell for cell in cells if cell.together.significant and cell.together.mean < 0]
+    ahead = [cell for cell in cells if cell.lead.significant]
+    level = [cell for cell in cells if not cell.behind.significant]
+    winners = Counter(cell.best for cell in ahead)
+    named = ", ".join(f"{name} {times(count, 'time')}" for name, count in winners.most_common())
+    said = [
+        f"**Learning together** is significantly better than training alone in {len(gains)} of {len(cells)} "
+        f"cells ({_points(gains, lambda cell: cell.together.mean)}), significantly worse in {len(loses)}, "
+        f"and neither in {len(cells) - len(gains) - len(loses)}.",
+        *(_by_rows(cells)),
+        f"**Nobody beats the better of training alone and fine-tuned FedAvg**, significantly, in "
+        f"{len(cells) - len(ahead)} of {len(cells)} cells. In the other {len(ahead)} it is "
+        f"{_points(ahead, lambda cell: cell.lead.mean)} ({named})." if ahead else
+        "**Nobody beats the better of training alone and fine-tuned FedAvg**, significantly, in any cell.",
+        f"**Fine-tuned FedAvg** has no method significantly above it in {len(level)} of {len(cells)} cells.",
+    ]
+    return said
+
+
+def _by_rows(cells: Sequence[Seen]) -> list[str]:
+    said = []
+    for low, high in ((0, 15), (15, 60), (60, 150), (150, 2000)):
+        some = [cell for cell in cells if low < cell.rows <= high]
+        if not some:
+            continue
+        rows = sorted({cell.rows for cell in some})
+        paid = sum(cell.together.significant and cell.together.mean > 0 for cell in some)
+        named = f"{rows[0]:,}" if len(rows) == 1 else f"{rows[0]:,} to {rows[-1]:,}"
+        said.append(f"With {named} rows a client: learning together pays in {paid} of {len(some)} cells; the "
+                    f"median gain is {np.median([cell.together.mean for cell in some]):+.1f} points.")
+    return said
+
+
+def _points(cells: Sequence[Seen], value: Callable[[Seen], float]) -> str:
+    if not cells:
+        return "no points"
+    values = sorted(map(value, cells))
+    return f"{values[0]:.1f} to {values[-1]:.1f} points"
+
+
+def _measuring(cells: Sequence[Seen]) -> list[str]:
+    without = judged(cells, None)
+    rows = [(name, judged(cells, measure)) for name, measure in MEASURES.items()]
+    best = min(rows, key=lambda row: row[1].error)[0]
+    used = next(name for name, measure in MEASURES.items() if measure is USED)
+    return [
+        "Heterogeneity is measured before any method is chosen, as `descant advise` does: the clients fit a "
+        "model of their own to their training rows. R is the distance of these models from their mean, "
+        "without the noise of estimation. What predicts the gain of learning together over training alone? "
+        "*Correlation*: Spearman's, between cells with about as many rows (within a factor of two). *Error*: "
+        "a cell is predicted by the three nearest ones of the other families, with about as many rows; by how "
+        "many points that is wrong, on average.\n",
+        "| measure | correlation with the gain | error |\n|---|---|---|",
+        *(f"| {name} | {found.correlation:+.2f} | {found.error:.1f} points |" for name, found in rows),
+        f"| none: rows alone | | {without.error:.1f} points |\n",
+        f"`descant advise` uses {used}"
+        + (", which has the smallest error.\n" if used == best else f"; {best} has the smallest error.\n")]
+
+
+def _tables(cells: Sequence[Seen]) -> list[str]:
+    lines = []
+    for family, title in FAMILIES.items():
+        some = [cell for cell in cells if cell.family == family]
+        if not some:
+            continue
+        lines += [f"### {title}\n",
+                  "| rows | level | transfer | best method | accuracy | alone | FedAvg + fine-tuning | "
+                  "FedAvg | together over alone | best over the better of both |\n|" + "---|" * 10]
+        for cell in some:
+            level = {row["method"]: f"{100 * float(row['personal']):.1f}" for row in cell.methods}
+            entries = [f"{cell.n:.0f}", cell.level, f"{100 * USED(cell):+.0f}", cell.best, level[cell.best],
+                       level[ALONE], level[FINE_TUNED], level["FedAvg"], _gap(cell.together), _gap(cell.lead)]
+            lines.append(f"| {' | '.join(entries)} |")
+        lines.append(f"\n[methods.csv](../../experiments/when/results/{family}/methods.csv), "
+                     f"[differences.csv](../../experiments/when/results/{family}/differences.csv)\n")
+    return lines
+
+
+def _gap(gap: Gap) -> str:
+    if gap.mean == gap.low == gap.high == 0:
+        return "0"
+    text = f"{gap.mean:+.1f} ({gap.low:.1f} to {gap.high:.1f})"
+    if gap.withheld:
+        return f"{text}, still improving"
+    return f"**{text}**" if gap.significant else text
+
+
+# -- the evidence ------------------------------------------------------------------------------------------
+
+
+def evidence(cells: Sequence[Seen]) -> str:
+    """The table that `descant advise` answers from."""
+    rows = [["family", "level", "n", "transfer", "clients", "together", "together_verdict", "best",
+             "over_fine_tuned", "fine_tuned_verdict"]]
+    for cell in cells:
+        gap = cell.together
+        verdict = "open" if not gap.significant else "gains" if gap.mean > 0 else "loses"
+        rows.append([FAMILIES[cell.family], cell.level, f"{cell.n:.1f}", f"{USED(cell):.4f}",
+                     str(cell.clients), f"{gap.mean:.2f}", verdict, cell.best, f"{cell.behind.mean:.2f}",
+                     "behind" if cell.behind.significant else "as good"])
+    return "".join(",".join(row) + "\n" for row in rows)
+
+
+def main() -> None:
+    cells = read()
+    PAGE.write_text(page(cells), encoding="utf-8")
+    EVIDENCE.write_text(evidence(cells), encoding="utf-8")
+    draw(cells, PAGE.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
