@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -53,12 +54,13 @@ from descant.core.files import write_csv
 from descant.core.permit import ran
 from descant.data import heterogeneity
 from descant.experiment import run as runs
-from descant.experiment.advise import ask
 from descant.experiment.config import Experiment
+from descant.theory.estimate import survey, transfer
 
 KEPT = Path(__file__).parent / "when" / "results"
 SEEDS, TRIALS, TESTED = 3, 4, 200
-PILOTS, PILOT_STEPS = 20, 50  # clients that are asked, and how long they fit a model
+PILOT_STEPS = 50  # in which a client fits a model of its own, before any method is chosen
+SMALL, FEW = 1000, 6  # parameters up to which R is that of all clients, and of how many otherwise: it takes long
 ROWS = (10, 30, 100, 300, 1000)  # for training
 ORDER = ((0, -1), (2,), (1, 3))  # numbers of rows in the order in which they are run: a coarse map first
 METHODS: dict[str, dict[str, Any]] = {
@@ -184,21 +186,24 @@ def play(cell: Cell, out: Path) -> Results:
 
 
 def measured(cell: Cell) -> dict[str, float]:
-    """What can be measured of a federation before any method is chosen."""
+    """What can be measured of a federation before any method is chosen, as `descant advise` does."""
     tables = cell.tables()
     del tables["algorithms"]
     tables["data"] |= {"split": 0}
     experiment = Experiment.parse(tables)
-    found = ask(experiment, clients=PILOTS, steps=PILOT_STEPS)
-    federation = experiment.data.federation()
+    federation = experiment.data.federation().to(torch.float64)
+    task = experiment.model.task(federation, torch.float64, 0)
+    everyone, n = np.arange(federation.population), float(federation.train.sizes.mean())
+    pilots = everyone if task.dim <= SMALL else everyone[:FEW]
+    found = survey(task, federation, pilots, ridge=1 / n, steps=PILOT_STEPS)
+    moved = transfer(task, federation, everyone, ridge=1 / n, steps=PILOT_STEPS)
     counts = heterogeneity.class_counts(federation)
+    assert moved is not None
     assert counts is not None
-    mean = found.models.mean(0)
-    length = float(mean.square().sum()) - float(found.noise.mean()) / len(found.models)
-    assert found.transfer is not None
-    return {"n": found.n, "transfer": found.transfer.gain, "R": found.spread.R, "R_naive": found.spread.naive,
-            "noise": float(found.noise.mean()), "length": max(length, 0.0) ** 0.5,
-            "label_distance": float(heterogeneity.label_distances(counts).mean())}
+    noise = float(found.noise.mean())
+    length = max(0.0, float(found.models.mean(0).square().sum()) - noise / len(pilots)) ** 0.5
+    return {"n": n, "transfer": moved.gain, "R": found.spread.R, "R_naive": found.spread.naive, "noise": noise,
+            "length": length, "label_distance": float(heterogeneity.label_distances(counts).mean())}
 
 
 def row_of(cell: Cell, found: Results) -> list[list[list[Any]]]:

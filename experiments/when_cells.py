@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
-from when import KEPT
+from when import KEPT, MEASURED
 
 FAMILIES = {"logistic": "Synthetic, one centre", "clusters": "Synthetic, four centres",
             "fashion": "Fashion-MNIST", "har": "Human activities"}
@@ -41,7 +41,6 @@ class Seen(NamedTuple):
     n: float  # training rows, as they are
     measures: dict[str, float]
     clients: int
-    seconds: float
     commit: str
     methods: list[dict[str, str]]  # best first
     pairs: dict[tuple[str, str], Gap]
@@ -102,8 +101,8 @@ def read() -> list[Seen]:
                     for each in pairs if (each["rows"], each["level"]) == key}
             found.append(Seen(
                 family, int(row["rows"]), row["level"], int(row["number"]), float(row["n"]),
-                {name: float(row[name]) for name in ("transfer", "R", "R_naive", "noise", "length", "label_distance")},
-                int(row["clients"]), float(row["seconds"]), row["commit"], mine, gaps))
+                {name: float(row[name]) for name in MEASURED},
+                int(row["clients"]), row["commit"], mine, gaps))
     return sorted(found, key=lambda cell: (list(FAMILIES).index(cell.family), cell.rows, cell.number))
 
 

@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 from when import cells as planned
 from when_cells import ALONE, FAMILIES, FINE_TUNED, MEASURES, USED, Gap, Seen, judged, read
 
-from descant.core.units import duration, times
+from descant.core.units import times
 
 HOME = Path(__file__).parents[1]
 PAGE = HOME / "docs" / "results" / "when.md"
@@ -115,8 +115,7 @@ heterogeneity. In each, the methods ({methods}) have
 has 3 repetitions with splits of their own. Differences are in points of accuracy, with intervals and p-values
 that are simultaneous over all pairs of methods in the cell, and have the noise of the test rows in them.
 Models are softmax regressions, for human activities a network of 16 hidden units. So it is about small
-models, few clients, and one draw of the clients in each cell. The repetitions took {seconds}, at commit {commits};
-searching took about as long again.
+models, few clients, and one draw of the clients in each cell. Commit {commits}.
 
 ![Two rows of heat maps: what learning together gains over training alone, and what the best method gains over
 the better of training alone and FedAvg with fine-tuning](when.png)
@@ -145,7 +144,6 @@ def _head(cells: Sequence[Seen]) -> str:
     return HEAD.format(
         count=len(cells), planned=len(planned()), left=f"not yet {left}" if left else "all of them",
         methods=", ".join(sorted(methods, key=str.lower)),
-        seconds=duration(sum(cell.seconds for cell in cells)),
         commits=", ".join(dict.fromkeys(cell.commit for cell in cells)))
 
 
@@ -202,8 +200,8 @@ def _measuring(cells: Sequence[Seen]) -> list[str]:
         "model of their own to their training rows. R is the distance of these models from their mean, "
         "without the noise of estimation. What predicts the gain of learning together over training alone? "
         "*Correlation*: Spearman's, between cells with about as many rows (within a factor of two). *Error*: "
-        "a cell is predicted by the three nearest ones of the other families, with about as many rows; by how "
-        "many points that is wrong, on average.\n",
+        "a cell is predicted by the three nearest ones of the other families, with about as many rows; by "
+        "how many points that is wrong, on average.\n",
         "| measure | correlation with the gain | error |\n|---|---|---|",
         *(f"| {name} | {found.correlation:+.2f} | {found.error:.1f} points |" for name, found in rows),
         f"| none: rows alone | | {without.error:.1f} points |\n",

@@ -19,7 +19,7 @@ EDGES = [seen(9.0, n=10, transfer=0.9), seen(9.0, n=1000, transfer=0.9)]  # of w
 
 
 def said(cells: list[Seen], n: float = 100.0, transfer: float = 0.0) -> tuple[str, str]:
-    found = answer(n, heterogeneity, 40, classes=True, cells=cells + EDGES)
+    found = answer(n, transfer, 40, cells + EDGES)
     return found.together, " ".join(found.words)
 
 

@@ -215,17 +215,14 @@ def survey(task: Task, federation: Federation, clients: np.ndarray, *, ridge: fl
     rows_of_all = int(federation.train.sizes[: federation.population].sum())
     return Estimates(clients, sizes, federation.population, rows_of_all, thetas, L, mu, rho_square, noise,
                      solved.bool(), convex.bool(), ridge, heterogeneity(thetas, noise),
-                     _transfer(task, federation, clients, thetas, ridge, steps))
+                     transfer(task, federation, clients, thetas, ridge=ridge, steps=steps))
 
 
-def _batch(task: Task, federation: Federation, rows: np.ndarray) -> Batch:
-    return Batch(inputs(federation.x[rows], task.dtype), federation.y[rows])
-
-
-def _transfer(task: Task, federation: Federation, clients: np.ndarray, thetas: Tensor, ridge: float,
-              steps: int) -> Transfer | None:
-    """Every client is predicted by the model of the half of the clients that it is not in; None without
-    classes or validation rows. The ridge is that of one client, shared by all rows of a half."""
+def transfer(task: Task, federation: Federation, clients: np.ndarray, models: Tensor | None = None, *,
+             ridge: float, steps: int = 300) -> Transfer | None:
+    """Every client is predicted by its own pilot solution (of `models`, if these are known) and by that of the
+    half of the clients that it is not in; None without classes or validation rows. The ridge is that of one
+    client; the rows of a half share it."""
     if "accuracy" not in task.metric_names:
         return None
     place, stats, scores, rows = task.metric_names.index("accuracy"), task.init().stats, [], 0
@@ -234,13 +231,20 @@ def _transfer(task: Task, federation: Federation, clients: np.ndarray, thetas: T
             teachers = [federation.train[client] for client in clients[1 - half :: 2].tolist()]
             common = minimise(task, _batch(task, federation, np.concatenate(teachers)),
                               ridge / len(teachers), steps)
-            for client, theta in zip(clients[half::2].tolist(), thetas[half::2], strict=True):
-                if len(federation.validation[client]):
-                    batch = _batch(task, federation, federation.validation[client])
-                    scores.append([float(task.metrics(task.predict(model, batch.x), batch)[place])
-                                   for model in (Model(theta, stats), common)])
-                    rows += len(batch.y)
+            for k in range(half, len(clients), 2):
+                if not len(federation.validation[clients[k]]):
+                    continue
+                own = Model(models[k], stats) if models is not None else minimise(
+                    task, _batch(task, federation, federation.train[clients[k]]), ridge, steps)
+                batch = _batch(task, federation, federation.validation[clients[k]])
+                scores.append([float(task.metrics(task.predict(model, batch.x), batch)[place])
+                               for model in (own, common)])
+                rows += len(batch.y)
     return Transfer(*np.mean(scores, 0).tolist(), rows) if scores else None
+
+
+def _batch(task: Task, federation: Federation, rows: np.ndarray) -> Batch:
+    return Batch(inputs(federation.x[rows], task.dtype), federation.y[rows])
 
 
 class Ends(NamedTuple):
