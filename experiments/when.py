@@ -60,7 +60,7 @@ from descant.theory.estimate import survey, transfer
 KEPT = Path(__file__).parent / "when" / "results"
 SEEDS, TRIALS, TESTED = 3, 4, 200
 PILOT_STEPS = 50  # in which a client fits a model of its own, before any method is chosen
-SMALL, FEW = 1000, 6  # parameters up to which R is that of all clients, and of how many otherwise: it takes long
+SMALL, FEW = 1000, 6  # parameters up to which R is that of all clients; beyond, of so many
 ROWS = (10, 30, 100, 300, 1000)  # for training
 ORDER = ((0, -1), (2,), (1, 3))  # numbers of rows in the order in which they are run: a coarse map first
 METHODS: dict[str, dict[str, Any]] = {
@@ -202,8 +202,9 @@ def measured(cell: Cell) -> dict[str, float]:
     assert counts is not None
     noise = float(found.noise.mean())
     length = max(0.0, float(found.models.mean(0).square().sum()) - noise / len(pilots)) ** 0.5
-    return {"n": n, "transfer": moved.gain, "R": found.spread.R, "R_naive": found.spread.naive, "noise": noise,
-            "length": length, "label_distance": float(heterogeneity.label_distances(counts).mean())}
+    return {"n": n, "transfer": moved.gain, "R": found.spread.R, "R_naive": found.spread.naive,
+            "noise": noise, "length": length,
+            "label_distance": float(heterogeneity.label_distances(counts).mean())}
 
 
 def row_of(cell: Cell, found: Results) -> list[list[list[Any]]]:

@@ -144,7 +144,7 @@ def _head(cells: Sequence[Seen]) -> str:
     return HEAD.format(
         count=len(cells), planned=len(planned()), left=f"not yet {left}" if left else "all of them",
         methods=", ".join(sorted(methods, key=str.lower)),
-        commits=", ".join(dict.fromkeys(cell.commit for cell in cells)))
+        commits=", ".join(dict.fromkeys(each for cell in cells for each in cell.commit.split(", then "))))
 
 
 def findings(cells: Sequence[Seen]) -> list[str]:

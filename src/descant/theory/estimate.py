@@ -220,9 +220,9 @@ def survey(task: Task, federation: Federation, clients: np.ndarray, *, ridge: fl
 
 def transfer(task: Task, federation: Federation, clients: np.ndarray, models: Tensor | None = None, *,
              ridge: float, steps: int = 300) -> Transfer | None:
-    """Every client is predicted by its own pilot solution (of `models`, if these are known) and by that of the
-    half of the clients that it is not in; None without classes or validation rows. The ridge is that of one
-    client; the rows of a half share it."""
+    """Every client is predicted by its own pilot solution (of `models`, if these are known) and by that of
+    the half of the clients that it is not in; None without classes or validation rows. The ridge is that of
+    one client; the rows of a half share it."""
     if "accuracy" not in task.metric_names:
         return None
     place, stats, scores, rows = task.metric_names.index("accuracy"), task.init().stats, [], 0
