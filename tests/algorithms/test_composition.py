@@ -252,7 +252,6 @@ WITH_A_MEAN = {
     "fedmap": 'prior = { name = "fixed", sigma2 = 2.0 }\nsolver = { name = "sgd", lr = 0.5 }\n'
               'weights = "samples"',
 }
-with_a_mean = pytest.mark.parametrize("name", WITH_A_MEAN)
 
 
 def written(name: str, more: str = "") -> Algorithm:
@@ -260,8 +259,12 @@ def written(name: str, more: str = "") -> Algorithm:
     return parse_algorithm(tomllib.loads(f'name = "{name}"\n{WITH_A_MEAN.get(name, "")}\n{more}'))
 
 
-@pytest.mark.parametrize("rule", ["number", "learned", "adaptive", "own"])
-@with_a_mean
+# every method with the number and each of the rules with some method, the others slowly: a rule is the same
+# object in all of them
+@pytest.mark.parametrize(("name", "rule"), [
+    *((name, "number") for name in WITH_A_MEAN),
+    *(pytest.param(name, rule, marks=() if (k + r) % 3 == 0 else pytest.mark.slow)
+      for r, rule in enumerate(("learned", "adaptive", "own")) for k, name in enumerate(WITH_A_MEAN))])
 def test_with_one_group_it_is_the_method_without_groups(name: str, rule: str) -> None:
     """Bit for bit, for clients that come late and for newcomers too; one by one in one of the cases."""
     field = {"fedprox": "mu", "fedmap": "prior"}.get(name, "lam")

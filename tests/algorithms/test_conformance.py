@@ -153,7 +153,14 @@ every_method = pytest.mark.parametrize("method", [variant(name) for name in VARI
 #: server's. Where the trees of a method matter and its steps do not, the other methods are slow.
 TREES = ("localtrain", "fedavg", "ditto", "scaffold", "cgpfl", "fedmap", "fedem", "fedrep", "pfedgt",
          "pfedhn")
-every_tree = pytest.mark.parametrize("method", [variant(name, quick=TREES) for name in VARIANTS])
+#: Variants that differ from another one in a number, or in a tree that others have as well.
+IN_A_NUMBER = ("fedavg finetune", "fedavg beta", "fedprox proximal", "pfedme start", "scaffold I",
+               "pfedbred code", "pfedgt literal", "globaltrain momentum", "one_stage_fedprox gamma",
+               "one_stage_fedprox learned", "fedmap samples", "fedmap own lam", "cgpfl learned",
+               "pfedbred shared", "fedfomo two", "ifca finetune", "pfedhn linear", "pfedbayes momentum",
+               "dichotomous unsplit")
+WITH_TREES = [name for name in VARIANTS if name not in IN_A_NUMBER]
+every_tree = pytest.mark.parametrize("method", [variant(name, quick=TREES) for name in WITH_TREES])
 # where the fields of a method make no difference either
 registered = pytest.mark.parametrize("method", [variant(name, quick=TREES) for name in ALGORITHMS])
 FEDERATION = ragged()
@@ -220,17 +227,12 @@ def only_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # every method with the hardest model and one of the others in turn (the simplest is below, with every kind of
-# local work); variants with the hardest, of which those that differ from another one in a number are slow
-IN_A_NUMBER = ("fedavg finetune", "fedavg beta", "fedprox proximal", "pfedme start", "scaffold I",
-               "pfedbred code", "pfedgt literal", "globaltrain momentum", "one_stage_fedprox gamma",
-               "one_stage_fedprox learned", "fedmap samples", "fedmap own lam", "cgpfl learned",
-               "pfedbred shared", "fedfomo two", "ifca finetune", "pfedhn linear", "pfedbayes momentum",
-               "dichotomous unsplit")
+# local work), quickly where its trees are another; variants with the hardest, of which those that differ from
+# another one in a number are slow
 OTHERS = [model for model in MODELS if model not in ("mclr", "batchnorm+dropout")]
-COMBINATIONS = [variant(method, model, quick=VARIANTS.keys() - IN_A_NUMBER)
-                for k, method in enumerate(VARIANTS) for model in MODELS
-                if model == "batchnorm+dropout"
-                or (method in ALGORITHMS and model == OTHERS[k % len(OTHERS)])]
+COMBINATIONS = [
+    *(variant(method, "batchnorm+dropout", quick=WITH_TREES) for method in VARIANTS),
+    *(variant(method, OTHERS[k % len(OTHERS)], quick=TREES) for k, method in enumerate(ALGORITHMS))]
 
 
 @pytest.mark.usefixtures("only_together")
@@ -247,7 +249,7 @@ def test_vectorised_is_the_loop(method: str, model: str) -> None:
 @pytest.mark.usefixtures("only_together")
 @pytest.mark.parametrize(("method", "work"), [
     *(variant(name, "epochs") for name in VARIANTS),
-    *(variant(name, "full", quick=TREES) for name in VARIANTS)])
+    *(variant(name, "full", quick=TREES) for name in WITH_TREES)])
 def test_vectorised_is_the_loop_for_every_kind_of_local_work(method: str, work: str) -> None:
     with engine(VARIANTS[method], FEDERATION, "mclr", backend="vectorised", chunk=64, **WORK[work]) as e:
         agree(result(e, rounds_of(method)), by_loop(method, "mclr", work), 1e-10)
@@ -279,8 +281,8 @@ def test_a_cohort_of_one(method: str) -> None:
 
 @pytest.mark.usefixtures("only_together")
 @pytest.mark.parametrize(("method", "model"), [
-    *(pytest.param(name, "mclr", marks=pytest.mark.slow) for name in ALGORITHMS),
-    *(variant(name, "batchnorm+dropout", quick=TREES) for name in VARIANTS)])
+    *(pytest.param(name, "mclr", marks=pytest.mark.slow) for name in TREES),
+    *(variant(name, "batchnorm+dropout", quick=TREES) for name in WITH_TREES)])
 def test_float32_agrees_after_one_local_step(method: str, model: str) -> None:
     settings = {"dtype": "float32", "local": {"steps": 1}}
     # to processes go the same trees as in double precision, which are compared for every method
@@ -304,10 +306,11 @@ def test_a_run_can_be_repeated_bit_for_bit(method: str) -> None:
 # -- the order of the clients ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk", [POPULATION, pytest.param(1, marks=pytest.mark.slow)])
-@every_tree
+@pytest.mark.parametrize(("method", "chunk"), [
+    *(variant(name, POPULATION, quick=TREES) for name in WITH_TREES),
+    *(variant(name, 1, quick=()) for name in TREES)])
 def test_the_order_of_a_cohort_changes_nothing(method: str, chunk: int) -> None:
-    """Bit for bit, one by one and in one chunk."""
+    """Bit for bit, in one chunk and one by one."""
     with engine(VARIANTS[method], FEDERATION, MODELS["batchnorm+dropout"]()) as e:
         e.play(1)
         work, algorithm = e.training.work, e.training.work.algorithm
@@ -448,7 +451,7 @@ def grad_steps(algorithm: Algorithm, batches: list[int]) -> int | None:
 
 @pytest.mark.parametrize(("method", "local"), [
     *(variant(name, {"epochs": 2}) for name in VARIANTS),
-    *(variant(name, {"steps": 5}, quick=TREES) for name in VARIANTS)])
+    *(variant(name, {"steps": 5}, quick=TREES) for name in ALGORITHMS)])
 def test_gradient_steps_are_counted_exactly(method: str, local: dict[str, int]) -> None:
     """Steps of a client without a batch (padding of a chunk) do not count."""
     algorithm = VARIANTS[method]
@@ -595,7 +598,7 @@ def test_drop_with_everyone_training(method: str) -> None:
 
 
 @pytest.mark.parametrize(("method", "model"), [
-    ("fedavg", "mclr"), *(variant(name, "batchnorm+dropout", quick=TREES) for name in VARIANTS)])
+    ("fedavg", "mclr"), *(variant(name, "batchnorm+dropout", quick=TREES) for name in WITH_TREES)])
 def test_work_can_be_sent_to_another_process(method: str, model: str) -> None:
     """As `spawn` does it; the copy gives the same results bit for bit."""
     with engine(VARIANTS[method], FEDERATION, MODELS[model]()) as e:
