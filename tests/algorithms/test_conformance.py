@@ -458,14 +458,12 @@ def test_gradient_steps_are_counted_exactly(method: str, local: dict[str, int]) 
     # where the two batches of a step share no rows, an epoch is one of the larger half
     share = 2 if algorithm.disjoint_batches and algorithm.batches_per_step() == 2 else 1
     batches = [5] * POPULATION if "steps" in local else [2 * math.ceil(n / share / 4) for n in SIZES]
-    counted = set()
-    for backend, chunk in (("loop", None), ("vectorised", 4)):
-        with engine(algorithm, FEDERATION, "mclr", backend=backend, chunk=chunk, local=local) as e:
-            counted |= {report.grad_steps for report in e.play(1)}
+    # in a chunk, where there is padding; `agree` compares the counts of the backends
+    with engine(algorithm, FEDERATION, "mclr", backend="vectorised", chunk=4, local=local) as e:
+        [report] = e.play(1)
     expected = grad_steps(algorithm, batches)
-    assert len(counted) == 1
-    assert counted == ({expected} if expected is not None else counted)
-    assert min(counted) > 0
+    assert report.grad_steps == (report.grad_steps if expected is None else expected)
+    assert report.grad_steps > 0
 
 
 def test_gradient_steps_of_a_pass_over_more_than_one_block_of_rows() -> None:
@@ -521,30 +519,30 @@ def test_bytes_are_those_of_the_tensors(method: str) -> None:
 @every_method
 def test_newcomers_are_scored_by_their_rule_and_counted(method: str) -> None:
     algorithm = VARIANTS[method]
-    for backend in ("loop", "vectorised"):
-        with engine(algorithm, FEDERATION, "mclr", cohort=2, backend=backend) as e:
-            e.play(1)
-            scores = e.score()
-            known = e.training.store.took_part(e.everyone)
-            assert known.sum() == 2
-            assert np.array_equal(scores.newcomer, ~known)
-            assert summarise(scores, e.training.work.federation)["personal"]["newcomers"] == POPULATION - 2
-            facts = e.training.round_of(e.everyone)
-            new = e.backend.run("adapt", e.everyone, 1, algorithm.newcomer(e.server, facts), e.states())
-            message = algorithm.broadcast(e.server, facts)
-            old = e.backend.run("personalize", e.everyone, 1, message, e.states())
-            fed, task = e.training.work.federation, e.training.work.task
-            for client in range(POPULATION):
-                rows = fed.test[client]
-                found = scores.personal.test[client]
-                if not len(rows):
-                    assert found.isnan().all()
-                    continue
-                personal = tree.take((old if known[client] else new).values, client)
-                with torch.no_grad():
-                    outputs = algorithm.predict(task, personal, fed.x[rows])
-                    expected = task.metrics(outputs, descant.Batch(fed.x[rows], fed.y[rows]))
-                torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    # all backends score alike: `agree`
+    with engine(algorithm, FEDERATION, "mclr", cohort=2, backend="vectorised") as e:
+        e.play(1)
+        scores = e.score()
+        known = e.training.store.took_part(e.everyone)
+        assert known.sum() == 2
+        assert np.array_equal(scores.newcomer, ~known)
+        assert summarise(scores, e.training.work.federation)["personal"]["newcomers"] == POPULATION - 2
+        facts = e.training.round_of(e.everyone)
+        new = e.backend.run("adapt", e.everyone, 1, algorithm.newcomer(e.server, facts), e.states())
+        message = algorithm.broadcast(e.server, facts)
+        old = e.backend.run("personalize", e.everyone, 1, message, e.states())
+        fed, task = e.training.work.federation, e.training.work.task
+        for client in range(POPULATION):
+            rows = fed.test[client]
+            found = scores.personal.test[client]
+            if not len(rows):
+                assert found.isnan().all()
+                continue
+            personal = tree.take((old if known[client] else new).values, client)
+            with torch.no_grad():
+                outputs = algorithm.predict(task, personal, fed.x[rows])
+                expected = task.metrics(outputs, descant.Batch(fed.x[rows], fed.y[rows]))
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 @registered
