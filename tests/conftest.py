@@ -9,7 +9,8 @@ import io
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = first.values()
 
 
+_save = Figure.savefig
 _blank = io.BytesIO()
 imsave(_blank, np.ones((1, 1, 3)), format="png")
 
@@ -126,3 +128,16 @@ def _blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     if request.node.get_closest_marker("pictures") is None:
         monkeypatch.setattr("matplotlib.figure.Figure", Sheet)
         monkeypatch.setattr(Figure, "savefig", _save_blank)  # of modules that have imported it
+
+
+@pytest.fixture
+def drawing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """For a test that looks at one picture and makes many: `with drawing():` it is drawn."""
+    @contextmanager
+    def really() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr("matplotlib.figure.Figure", Figure)
+            patch.setattr(Figure, "savefig", _save)
+            yield
+
+    return really

@@ -309,7 +309,7 @@ def test_every_group_has_the_optimum_of_its_members(name: str) -> None:
     comes to rest at the mean of its members' optima: the minimiser of sum_i ||w - a_i||^2."""
     method = written(name, 'groups = { name = "kmeans", K = 2, starts = 1 }')
     with engine(method, two_groups(), "quadratic", **FULL | {"chunk": 6, "local": {"steps": 8}}) as e:
-        [*_, report] = e.play(60)
+        [*_, report] = e.play(30)
         clusters = report.info["clusters"].tolist()
         assert clusters == [clusters[0]] * 3 + [1 - clusters[0]] * 3
         centres = e.server.priors.mean.theta[[clusters[0], clusters[3]]]
@@ -318,7 +318,7 @@ def test_every_group_has_the_optimum_of_its_members(name: str) -> None:
         assert e.model is None  # there is none for all
         # a newcomer with the data of the second group takes its model, though that is not the first
         message = method.newcomer(e.server, e.training.round_of(e.everyone))
-        adapted = e.backend.run("adapt", e.everyone, 61, message, e.states()).values
+        adapted = e.backend.run("adapt", e.everyone, 31, message, e.states()).values
         assert (adapted.theta[:3, 0] > 5).all()
         assert (adapted.theta[3:, 0] < -5).all()
 
