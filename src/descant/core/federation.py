@@ -232,13 +232,7 @@ class Federation:
                                  "unseen: leave out client, names, group, split and unseen")
             division = Division.read(partition, fingerprint_of(xt, yt), len(xt))
         else:
-            if client is None:
-                raise UsageError("client is missing: give the id of each sample's client, or a saved "
-                                 "partition")
-            ids = _as_ids(client, "client")
-            if not len(xt) == len(yt) == len(ids):
-                raise UsageError(f"x has {len(xt)} rows, y {len(yt)} and client {len(ids)}: "
-                                 "they must describe the same samples")
+            ids = _owners(client, xt, yt)
             groups = None if group is None else _as_ids(group, "group", len(ids))
             division = Division.given(
                 ids, _as_ids(split, "split", len(ids)), group=groups, seed=seed, unseen=unseen, names=names
@@ -363,6 +357,16 @@ def _as_ids(values: Any, name: str, rows: int | None = None) -> np.ndarray:
     missing = ids.dtype.kind == "f" and bool(np.isnan(ids).any())
     if ids.ndim != 1 or ids.dtype.kind not in "biufUS" or missing:
         raise UsageError(f"{name} must hold one id (a number or a text) for each sample, and none missing")
+    return ids
+
+
+def _owners(client: Any, x: Tensor, y: Tensor) -> np.ndarray:
+    if client is None:
+        raise UsageError("client is missing: give the id of each sample's client, or a saved partition")
+    ids = _as_ids(client, "client")
+    if not len(x) == len(y) == len(ids):
+        raise UsageError(f"x has {len(x)} rows, y {len(y)} and client {len(ids)}: "
+                         "they must describe the same samples")
     return ids
 
 

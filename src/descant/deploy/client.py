@@ -8,7 +8,6 @@ methods the upload reveals them).
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +21,7 @@ from descant.core.task import Task
 from descant.core.threads import one_thread
 from descant.core.tree import Tree, leaves, map_tree
 from descant.core.vector import Model
+from descant.data.spec import DataSpec
 from descant.deploy.client_directory import ClientDirectory, ClientStates, Ledger
 from descant.deploy.export.client_data import ClientData, read_client_data
 from descant.deploy.export.layers import described
@@ -102,7 +102,7 @@ class Client:
         self._observer = observer
         self._permit = opened(allow)
         self._expected = None if expected is None else tables_of(expected)
-        self._data: tuple[str, ClientData] | None = None  # read for this [data] section
+        self._data: tuple[DataSpec, ClientData] | None = None  # read for this [data] section
         self._membership: Membership | None = None
         self._masking = Masking(identity, secure)
 
@@ -155,7 +155,8 @@ class Client:
         if version != __version__ or protocol != PROTOCOL:
             raise Mismatch(f"the client runs descant {__version__}, the server {version!s:.20}: install the "
                            "same version on both")
-        data = self._read(request.fact("experiment", dict))
+        experiment = received_experiment(request.fact("experiment", dict), self._permit, self._expected)
+        data = self._read(experiment)
         return WireMessage({"kind": data.kind.dump(), "rows": len(data.x), "version": __version__})
 
     def _refuse(self, request: WireMessage) -> WireMessage:
@@ -173,11 +174,9 @@ class Client:
         self._observer.joined(str(remote), remote.train.rounds, clients, sizes)
         return WireMessage({"session": remote.session, "client": client, "sizes": sizes})
 
-    def _read(self, tables: dict[str, Any]) -> ClientData:
-        experiment = received_experiment(tables, self._permit, self._expected)
-        key = json.dumps(tables["data"], sort_keys=True)
-        if self._data is None or self._data[0] != key:
-            self._data = key, read_client_data(self._source, experiment.data)
+    def _read(self, experiment: Experiment) -> ClientData:
+        if self._data is None or self._data[0] != experiment.data:
+            self._data = experiment.data, read_client_data(self._source, experiment.data)
         return self._data[1]
 
     def _enter(self, facts: dict[str, Any]) -> Membership:
@@ -194,8 +193,8 @@ class Client:
         if remote.session != join.fact("session", str):
             raise Mismatch("server and client derive different experiments: their versions of descant differ")
         task = remote.task()
-        federation = self._read(tables).within(remote.federation(), client, experiment.data,
-                                               remote.train.torch_dtype)
+        federation = self._read(experiment).within(remote.federation(), client, experiment.data,
+                                                   remote.train.torch_dtype)
         work, privacy = remote.work(task, federation), experiment.privacy
         self._membership = Membership(
             remote, client, task, remote.shapes(task), work, self._directory.states(remote.session),
