@@ -1,4 +1,4 @@
-"""The page on where personalization pays, and what `descant advise` knows of it, are those of the kept study."""
+"""Where personalization pays: the page, and what `descant advise` knows, are those of the kept study."""
 
 from __future__ import annotations
 
