@@ -1,14 +1,23 @@
-"""Whether the server is reached, as a client reports it."""
+"""A client's connection, whatever the transport: whether the server may be and is reached."""
 
 from __future__ import annotations
 
 import threading
 
+from descant.deploy.keys import ClientKeys
 from descant.deploy.transport import Events
-from descant.errors import DescantError
+from descant.deploy.transport.address import Address
+from descant.errors import DescantError, UsageError
 
 STRANGER = "the server does not know the key of {0}: ask its operator to add {0}.pub"
 CONNECTED_ALREADY = "the server has {} connected already: another process may use its key"
+
+
+def require_keys(address: Address, keys: ClientKeys | None) -> None:
+    """Nothing leaves this machine in the clear."""
+    if keys is None and not address.is_loopback:
+        raise UsageError(f"without keys a client connects only to its own machine, and {address.host} is "
+                         "not its loopback: name the folder of certificates with --keys")
 
 
 class Connection:

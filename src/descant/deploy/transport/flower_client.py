@@ -49,13 +49,13 @@ from descant.deploy.transport.address import (
     speaks_grpc,
     speaks_tls,
 )
-from descant.deploy.transport.connection import CONNECTED_ALREADY, STRANGER, Connection
+from descant.deploy.transport.connection import CONNECTED_ALREADY, STRANGER, Connection, require_keys
 from descant.deploy.transport.http import connect, silence
 from descant.deploy.transport.records import from_records, to_records
 from descant.deploy.transport.seals import check_seal
 from descant.deploy.transport.superlink import UNKNOWN_KEY
 from descant.deploy.transport.tls import client_context
-from descant.errors import DescantError, UsageError
+from descant.errors import DescantError
 
 INTERVAL = 10.0  # seconds; after twice that without a heartbeat a client counts as disconnected
 BEAT = 4.0  # seconds between heartbeats: a few may be lost
@@ -74,9 +74,7 @@ class FlowerClient:
     stored there, so that a client that was killed can reconnect at once."""
 
     def __init__(self, address: Address, keys: ClientKeys | None, directory: Path) -> None:
-        if keys is None and not address.is_loopback:
-            raise UsageError(f"without keys a client connects only to its own machine, and {address.host} is "
-                             "not its loopback: name the folder of certificates with --keys")
+        require_keys(address, keys)
         self._address, self._keys, self._directory = address, keys, directory
 
     def serve(self, reply: Reply, events: Events, stop: threading.Event) -> None:

@@ -22,7 +22,7 @@ from descant.deploy.client_directory import open_directory
 from descant.deploy.keys import ClientKeys
 from descant.deploy.transport import Events, Payload, Rejected, Reply
 from descant.deploy.transport.address import Address, Failure, probe
-from descant.deploy.transport.connection import CONNECTED_ALREADY, STRANGER, Connection
+from descant.deploy.transport.connection import CONNECTED_ALREADY, STRANGER, Connection, require_keys
 from descant.deploy.transport.frames import FRAME, Arriving, Packed, unpack
 from descant.deploy.transport.grpc_server import (
     METHOD,
@@ -36,7 +36,6 @@ from descant.deploy.transport.grpc_server import (
 )
 from descant.deploy.transport.loop import event_loop, submit
 from descant.deploy.transport.seals import check_seal
-from descant.errors import UsageError
 
 PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to reach the server
 LOOK = 0.2  # seconds between looks whether to stop
@@ -53,9 +52,7 @@ class GrpcClient:
     knows that a connection replaces that of a process that was killed."""
 
     def __init__(self, address: Address, keys: ClientKeys | None, directory: Path) -> None:
-        if keys is None and not address.is_loopback:
-            raise UsageError(f"without keys a client connects only to its own machine, and {address.host} is "
-                             "not its loopback: name the folder of certificates with --keys")
+        require_keys(address, keys)
         self._address, self._keys, self._directory = address, keys, directory
 
     def serve(self, reply: Reply, events: Events, stop: threading.Event) -> None:
