@@ -76,7 +76,7 @@ def added_up(work: Work, outcome: Outcome, clients: np.ndarray, number: int, mes
     done, result, onto = outcome.done, outcome.values, onto or Total()
     if not len(done):
         return outcome._replace(total=onto)
-    wrong = not_finite(result)
+    wrong = wrong_rows(result)
     taken = [k for k, at in enumerate(done) if k not in wrong and adding.counted[at]]
     kept = outcome._replace(values=result._replace(upload=()), total=onto,
                             wrong=tuple((int(done[k]), why) for k, why in wrong.items()),
@@ -129,7 +129,7 @@ def form_of(work: Work, job: Job, number: int, message: Message) -> Tree:
     return map_tree(torch.clone, work.at(number).algorithm.contribution(one, upload))
 
 
-def not_finite(result: LocalResult) -> dict[int, str]:
+def wrong_rows(result: LocalResult) -> dict[int, str]:
     """Which rows hold NaN or infinity, or what is too large to be added up, and where."""
     wrong: dict[int, str] = {}
     for part in ("upload", "state"):
