@@ -196,15 +196,17 @@ def draw_coarse_normal_(rows: Tensor, keys: Tensor) -> None:
         return
     counters, table = _counters(-(-count // 4)), _quantiles(rows.dtype).numpy()
     at_once = max(1, DRAWN // len(counters))
+    mixed, spare = np.empty((2, min(at_once, len(rows)), len(counters)), "<u8")  # used again and again
+    places = np.empty((len(mixed), count), np.intp)
     for some, own in zip(rows.split(at_once), keys.split(at_once), strict=True):
-        bits = own.numpy().view("<u8")[:, None] + counters
-        other = np.empty_like(bits)
+        bits, other, at = mixed[: len(some)], spare[: len(some)], places[: len(some)]
+        np.add(own.numpy().view("<u8")[:, None], counters, out=bits)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
             np.bitwise_xor(bits, np.right_shift(bits, np.uint64(shift), out=other), out=bits)
             if factor != 1:
                 np.multiply(bits, np.uint64(factor), out=bits)
-        places = bits.view("<u2")[:, :count].astype(np.intp)
-        np.take(table, places, out=some.numpy(), mode="wrap")  # "raise" would copy
+        np.copyto(at, bits.view("<u2")[:, :count])
+        np.take(table, at, out=some.numpy(), mode="clip")  # "raise" would copy; all are in the table
 
 
 @cache
