@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
-from when import KEPT, MEASURED
+from when import ABOUT, KEPT
 
 FAMILIES = {"logistic": "Synthetic, one centre", "clusters": "Synthetic, four centres",
             "fashion": "Fashion-MNIST", "har": "Human activities"}
@@ -39,9 +41,7 @@ class Seen(NamedTuple):
     level: str
     number: int  # of the level, from alike to different
     n: float  # training rows, as they are
-    measures: dict[str, float]
-    clients: int
-    commit: str
+    about: dict[str, Any]  # all that is in about.json
     methods: list[dict[str, str]]  # best first
     pairs: dict[tuple[str, str], Gap]
 
@@ -89,25 +89,18 @@ class Seen(NamedTuple):
 def read() -> list[Seen]:
     """All cells that are kept, by family, rows and level."""
     found = []
-    for family in FAMILIES:
-        if not (KEPT / family / "cells.csv").exists():
-            continue
-        methods, pairs = _table(family, "methods"), _table(family, "differences")
-        for row in _table(family, "cells"):
-            key = (row["rows"], row["level"])
-            mine = [each for each in methods if (each["rows"], each["level"]) == key]
-            gaps = {(each["method"], each["against"]): Gap(
-                        *(100 * float(each[name]) for name in ("mean", "low", "high")), float(each["p"]))
-                    for each in pairs if (each["rows"], each["level"]) == key}
-            found.append(Seen(
-                family, int(row["rows"]), row["level"], int(row["number"]), float(row["n"]),
-                {name: float(row[name]) for name in MEASURED},
-                int(row["clients"]), row["commit"], mine, gaps))
+    for path in KEPT.glob(f"*/{ABOUT}"):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        gaps = {(row["method"], row["against"]): Gap(
+                    *(100 * float(row[name]) for name in ("mean", "low", "high")), float(row["p"]))
+                for row in _table(path.with_name("differences.csv"))}
+        found.append(Seen(methods=_table(path.with_name("methods.csv")), pairs=gaps, about=about,
+                          **{name: about[name] for name in ("family", "rows", "level", "number", "n")}))
     return sorted(found, key=lambda cell: (list(FAMILIES).index(cell.family), cell.rows, cell.number))
 
 
-def _table(family: str, name: str) -> list[dict[str, str]]:
-    with (KEPT / family / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+def _table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -116,21 +109,21 @@ def _table(family: str, name: str) -> list[dict[str, str]]:
 
 def own(cell: Seen) -> float:
     """The share of the clients' models, by squared length, in which they differ: R^2 / (R^2 + |mean|^2)."""
-    return _share(cell.measures["R"] ** 2, cell.measures["length"] ** 2)
+    return _share(cell.about["R"] ** 2, cell.about["length"] ** 2)
 
 
 def told(cell: Seen) -> float:
     """How much of what is seen of these differences is no noise: R^2 / (R^2 + noise)."""
-    return _share(cell.measures["R"] ** 2, cell.measures["noise"])
+    return _share(cell.about["R"] ** 2, cell.about["noise"])
 
 
 def transfer(cell: Seen) -> float:
     """By how much models of other clients predict better than a client's own."""
-    return cell.measures["transfer"]
+    return cell.about["transfer"]
 
 
 def labels(cell: Seen) -> float:
-    return cell.measures["label_distance"]
+    return cell.about["label_distance"]
 
 
 def _share(some: float, rest: float) -> float:

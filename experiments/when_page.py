@@ -126,10 +126,17 @@ fine-tuned FedAvg itself, so that nobody is ahead of these two. Hatched cells ha
 """
 
 
+ALL = """All methods and all pairs of them are in
+[experiments/when/results](../../experiments/when/results). Accuracies in percent, differences in points with
+their simultaneous intervals; bold where significant. *Still improving*: no verdict, since the method that is
+behind was still improving when its training ended.
+"""
+
+
 def page(cells: Sequence[Seen]) -> str:
     """The whole page."""
     parts = [_head(cells), "## What was seen\n", *(f"- {said}" for said in findings(cells)), "",
-             "## How heterogeneity is measured\n", *_measuring(cells), "## All cells\n", *_tables(cells)]
+             "## How heterogeneity is measured\n", *_measuring(cells), "## All cells\n", ALL, *_tables(cells)]
     return "\n".join(parts)
 
 
@@ -144,7 +151,8 @@ def _head(cells: Sequence[Seen]) -> str:
     return HEAD.format(
         count=len(cells), planned=len(planned()), left=f"not yet {left}" if left else "all of them",
         methods=", ".join(sorted(methods, key=str.lower)),
-        commits=", ".join(dict.fromkeys(each for cell in cells for each in cell.commit.split(", then "))))
+        commits=", ".join(dict.fromkeys(
+            commit for cell in cells for commit in cell.about["commit"].split(", then "))))
 
 
 def findings(cells: Sequence[Seen]) -> list[str]:
@@ -223,8 +231,7 @@ def _tables(cells: Sequence[Seen]) -> list[str]:
             entries = [f"{cell.n:.0f}", cell.level, f"{100 * USED(cell):+.0f}", cell.best, level[cell.best],
                        level[ALONE], level[FINE_TUNED], level["FedAvg"], _gap(cell.together), _gap(cell.lead)]
             lines.append(f"| {' | '.join(entries)} |")
-        lines.append(f"\n[methods.csv](../../experiments/when/results/{family}/methods.csv), "
-                     f"[differences.csv](../../experiments/when/results/{family}/differences.csv)\n")
+        lines.append("")
     return lines
 
 
@@ -248,8 +255,8 @@ def evidence(cells: Sequence[Seen]) -> str:
         gap = cell.together
         verdict = "open" if not gap.significant else "gains" if gap.mean > 0 else "loses"
         rows.append([FAMILIES[cell.family], cell.level, f"{cell.n:.1f}", f"{USED(cell):.4f}",
-                     str(cell.clients), f"{gap.mean:.2f}", verdict, cell.best, f"{cell.behind.mean:.2f}",
-                     "behind" if cell.behind.significant else "as good"])
+                     str(cell.about["clients"]), f"{gap.mean:.2f}", verdict, cell.best,
+                     f"{cell.behind.mean:.2f}", "behind" if cell.behind.significant else "as good"])
     return "".join(",".join(row) + "\n" for row in rows)
 
 
