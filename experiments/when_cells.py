@@ -144,8 +144,9 @@ USED = transfer  # by `descant advise`
 class Judged(NamedTuple):
     """How well a measure predicts what is gained over training alone."""
 
-    correlation: float  # Spearman's, with the gain, of cells with about as many rows; mean over these
+    correlation: str  # Spearman's, with the gain, of cells with about as many rows; mean over these
     error: float  # points by which a prediction from the other families is wrong, on average
+    predicted: int  # cells that have more than three others to be predicted by
 
 
 def judged(cells: Sequence[Seen], measure: Callable[[Seen], float] | None) -> Judged:
@@ -154,17 +155,19 @@ def judged(cells: Sequence[Seen], measure: Callable[[Seen], float] | None) -> Ju
     errors = []
     for cell in cells:
         others = [other for other in cells if other.family != cell.family and _as_many(cell, other)]
+        if len(others) <= 3:  # a measure could not choose
+            continue
         if measure is not None:
             others = sorted(others, key=lambda other: abs(measure(other) - measure(cell)))[:3]
-        if others:
-            errors.append(abs(cell.together.mean - float(np.mean([other.together.mean for other in others]))))
+        errors.append(abs(cell.together.mean - float(np.mean([other.together.mean for other in others]))))
     correlations = []
     for rows in sorted({cell.rows for cell in cells}) if measure is not None else ():
         some = [cell for cell in cells if _as_many(cell, cell._replace(n=rows))]
         values = [measure(cell) for cell in some]
         if len(some) > 5 and len(set(values)) > 1:
             correlations.append(stats.spearmanr(values, [cell.together.mean for cell in some]).statistic)
-    return Judged(float(np.mean(correlations)) if correlations else math.nan, float(np.mean(errors)))
+    return Judged(f"{np.mean(correlations):+.2f}" if correlations else "-",
+                  float(np.mean(errors)) if errors else math.nan, len(errors))
 
 
 def _as_many(cell: Seen, other: Seen) -> bool:
