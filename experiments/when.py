@@ -26,14 +26,15 @@ noise of the test rows in them.
 - Heterogeneity is measured before any method is chosen, on the training rows of the first repetition, in
   several ways; the page says which of them predicts what is gained.
 
-What is kept, in experiments/when/results/FAMILY: cells.csv (a row for each cell that is complete),
-methods.csv and differences.csv (its methods, and all pairs of them). Families can be run beside each other.
+What is kept, in experiments/when/results/CELL: about.json (what was measured before), methods.csv and
+differences.csv (all pairs of methods). Several processes can share the work: a cell that another one has is
+passed over.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import json
 import math
 import shutil
 import warnings
@@ -47,12 +48,13 @@ import torch
 from rich.console import Console
 
 from descant.comparison import execute, measure, results, tune
-from descant.comparison.make import make, source_commit
+from descant.comparison.make import make
 from descant.comparison.plan import held
 from descant.comparison.results import Results
-from descant.core.files import write_csv
+from descant.core.files import write_atomic, write_csv
 from descant.core.permit import ran
 from descant.data import heterogeneity
+from descant.errors import DescantError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.theory.estimate import survey, transfer
@@ -153,14 +155,10 @@ def cells() -> list[Cell]:
     return list(dict.fromkeys(found))
 
 
-KEY = ("family", "rows", "level")
-MEASURED = ("n", "transfer", "R", "R_naive", "noise", "length", "label_distance")
+ABOUT = "about.json"
 METHOD = ("method", "rounds", "personal", "personal_low", "personal_high", "global", "worst_decile", "gain",
           "worse_off", "diverged", "still_improving")
 PAIR = ("method", "against", "mean", "low", "high", "p")
-TABLES = {  # what is kept
-    "cells": [*KEY, "number", *MEASURED, "clients", "repetitions", "seconds", "commit"],
-    "methods": [*KEY, *METHOD], "differences": [*KEY, *PAIR]}
 
 
 # -- one cell ----------------------------------------------------------------------------------------------
@@ -207,43 +205,20 @@ def measured(cell: Cell) -> dict[str, float]:
             "label_distance": float(heterogeneity.label_distances(counts).mean())}
 
 
-def row_of(cell: Cell, found: Results) -> list[list[list[Any]]]:
-    """The rows of a cell in the three tables."""
-    seconds = sum(run.summary["seconds"] for run in found.finished)
-    facts = measured(cell)
-    key = [cell.family, cell.rows, cell.level]
-    level = list(FAMILIES[cell.family].levels).index(cell.level)
-    one = [*key, level, *(f"{facts[name]:.6g}" for name in MEASURED), found.people, found.repetitions,
-           round(seconds, 1), found.plan.versions.get("commit", source_commit())]
-    head, *listed = results.table(found)
-    of_methods = [[*key, *(row[head.index(name)] for name in METHOD)] for row in listed]
-    head, *listed = results.differences_table(found)
-    of_pairs = [[*key, *(row[head.index(name)] for name in PAIR)] for row in listed]
-    return [[one], of_methods, of_pairs]
-
-
 def keep(cell: Cell, found: Results) -> None:
-    """Write a cell into the tables, in the order of the cells."""
-    place = [[each.family, str(each.rows), each.level] for each in cells()]
-    for (name, head), rows in zip(TABLES.items(), row_of(cell, found), strict=True):
-        path = KEPT / cell.family / f"{name}.csv"
-        before: list[list[Any]] = []
-        if path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
-                _, *before = csv.reader(file)
-        mine = [str(part) for part in cell]
-        kept = [row for row in before if row[:3] != mine] + rows
-        kept.sort(key=lambda row: place.index([str(part) for part in row[:3]]))  # stable: the best stay first
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_csv(path, [head, *kept])
-
-
-def is_kept(cell: Cell) -> bool:
-    path = KEPT / cell.family / "cells.csv"
-    if not path.exists():
-        return False
-    with path.open(newline="", encoding="utf-8") as file:
-        return [str(part) for part in cell] in [row[:3] for row in csv.reader(file)]
+    """Write what is kept of a cell; about.json last, which says that it is complete."""
+    about = {"family": cell.family, "rows": cell.rows, "level": cell.level,
+             "number": list(FAMILIES[cell.family].levels).index(cell.level),
+             "clients": found.people, "repetitions": found.repetitions,
+             "commit": found.plan.versions.get("commit")}
+    about |= {name: float(f"{value:.6g}") for name, value in measured(cell).items()}
+    place = KEPT / cell.name
+    place.mkdir(parents=True, exist_ok=True)
+    for name, columns, (head, *rows) in (("methods", METHOD, results.table(found)),
+                                         ("differences", PAIR, results.differences_table(found))):
+        write_csv(place / f"{name}.csv", [columns, *([row[head.index(column)] for column in columns]
+                                                     for row in rows)])
+    write_atomic(place / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -255,10 +230,17 @@ def main(words: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # cautions of methods: what diverges is in the tables
     wanted = [cell for cell in cells() if chosen.only in (None, cell.family)]
+    left = []
     for number, cell in enumerate(wanted, 1):
-        if not is_kept(cell):
+        if not (KEPT / cell.name / ABOUT).exists():
             console.print(f"cell {number} of {len(wanted)}: {cell.name}", soft_wrap=True)
-            keep(cell, play(cell, chosen.out))
+            try:
+                keep(cell, play(cell, chosen.out))
+            except DescantError as error:
+                left.append(cell.name)
+                console.print(f"{cell.name} is passed over: {error}", soft_wrap=True)
+    if left:
+        raise SystemExit(f"passed over: {', '.join(left)}; the same command makes them")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
-from when import KEPT, MEASURED
+from when import ABOUT, KEPT
 
 FAMILIES = {"logistic": "Synthetic, one centre", "clusters": "Synthetic, four centres",
             "fashion": "Fashion-MNIST", "har": "Human activities"}
@@ -39,9 +41,7 @@ class Seen(NamedTuple):
     level: str
     number: int  # of the level, from alike to different
     n: float  # training rows, as they are
-    measures: dict[str, float]
-    clients: int
-    commit: str
+    about: dict[str, Any]  # all that is in about.json
     methods: list[dict[str, str]]  # best first
     pairs: dict[tuple[str, str], Gap]
 
@@ -89,25 +89,18 @@ class Seen(NamedTuple):
 def read() -> list[Seen]:
     """All cells that are kept, by family, rows and level."""
     found = []
-    for family in FAMILIES:
-        if not (KEPT / family / "cells.csv").exists():
-            continue
-        methods, pairs = _table(family, "methods"), _table(family, "differences")
-        for row in _table(family, "cells"):
-            key = (row["rows"], row["level"])
-            mine = [each for each in methods if (each["rows"], each["level"]) == key]
-            gaps = {(each["method"], each["against"]): Gap(
-                        *(100 * float(each[name]) for name in ("mean", "low", "high")), float(each["p"]))
-                    for each in pairs if (each["rows"], each["level"]) == key}
-            found.append(Seen(
-                family, int(row["rows"]), row["level"], int(row["number"]), float(row["n"]),
-                {name: float(row[name]) for name in MEASURED},
-                int(row["clients"]), row["commit"], mine, gaps))
+    for path in KEPT.glob(f"*/{ABOUT}"):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        gaps = {(row["method"], row["against"]): Gap(
+                    *(100 * float(row[name]) for name in ("mean", "low", "high")), float(row["p"]))
+                for row in _table(path.with_name("differences.csv"))}
+        found.append(Seen(methods=_table(path.with_name("methods.csv")), pairs=gaps, about=about,
+                          **{name: about[name] for name in ("family", "rows", "level", "number", "n")}))
     return sorted(found, key=lambda cell: (list(FAMILIES).index(cell.family), cell.rows, cell.number))
 
 
-def _table(family: str, name: str) -> list[dict[str, str]]:
-    with (KEPT / family / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+def _table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -116,21 +109,21 @@ def _table(family: str, name: str) -> list[dict[str, str]]:
 
 def own(cell: Seen) -> float:
     """The share of the clients' models, by squared length, in which they differ: R^2 / (R^2 + |mean|^2)."""
-    return _share(cell.measures["R"] ** 2, cell.measures["length"] ** 2)
+    return _share(cell.about["R"] ** 2, cell.about["length"] ** 2)
 
 
 def told(cell: Seen) -> float:
     """How much of what is seen of these differences is no noise: R^2 / (R^2 + noise)."""
-    return _share(cell.measures["R"] ** 2, cell.measures["noise"])
+    return _share(cell.about["R"] ** 2, cell.about["noise"])
 
 
 def transfer(cell: Seen) -> float:
     """By how much models of other clients predict better than a client's own."""
-    return cell.measures["transfer"]
+    return cell.about["transfer"]
 
 
 def labels(cell: Seen) -> float:
-    return cell.measures["label_distance"]
+    return cell.about["label_distance"]
 
 
 def _share(some: float, rest: float) -> float:
@@ -151,8 +144,9 @@ USED = transfer  # by `descant advise`
 class Judged(NamedTuple):
     """How well a measure predicts what is gained over training alone."""
 
-    correlation: float  # Spearman's, with the gain, of cells with about as many rows; mean over these
+    correlation: str  # Spearman's, with the gain, of cells with about as many rows; mean over these
     error: float  # points by which a prediction from the other families is wrong, on average
+    predicted: int  # cells that have more than three others to be predicted by
 
 
 def judged(cells: Sequence[Seen], measure: Callable[[Seen], float] | None) -> Judged:
@@ -161,17 +155,19 @@ def judged(cells: Sequence[Seen], measure: Callable[[Seen], float] | None) -> Ju
     errors = []
     for cell in cells:
         others = [other for other in cells if other.family != cell.family and _as_many(cell, other)]
+        if len(others) <= 3:  # a measure could not choose
+            continue
         if measure is not None:
             others = sorted(others, key=lambda other: abs(measure(other) - measure(cell)))[:3]
-        if others:
-            errors.append(abs(cell.together.mean - float(np.mean([other.together.mean for other in others]))))
+        errors.append(abs(cell.together.mean - float(np.mean([other.together.mean for other in others]))))
     correlations = []
     for rows in sorted({cell.rows for cell in cells}) if measure is not None else ():
         some = [cell for cell in cells if _as_many(cell, cell._replace(n=rows))]
         values = [measure(cell) for cell in some]
         if len(some) > 5 and len(set(values)) > 1:
             correlations.append(stats.spearmanr(values, [cell.together.mean for cell in some]).statistic)
-    return Judged(float(np.mean(correlations)) if correlations else math.nan, float(np.mean(errors)))
+    return Judged(f"{np.mean(correlations):+.2f}" if correlations else "-",
+                  float(np.mean(errors)) if errors else math.nan, len(errors))
 
 
 def _as_many(cell: Seen, other: Seen) -> bool:

@@ -6,6 +6,8 @@ what experiments/when.py keeps.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from when import FAMILIES as PLANNED
+from when import Family
 from when import cells as planned
 from when_cells import ALONE, FAMILIES, FINE_TUNED, MEASURES, USED, Gap, Seen, judged, read
 
@@ -25,6 +29,7 @@ from descant.core.units import times
 HOME = Path(__file__).parents[1]
 PAGE = HOME / "docs" / "results" / "when.md"
 EVIDENCE = HOME / "src" / "descant" / "experiment" / "evidence.csv"
+ENOUGH = 12  # cells with others to predict them by, before measures are judged
 SHORT = {ALONE: "alone", FINE_TUNED: "FedAvg+FT"}
 
 
@@ -63,7 +68,7 @@ def draw(cells: Sequence[Seen], path: Path) -> None:
         colours = ScalarMappable(Normalize(*panel.reach), panel.colours)
         for axes, (family, title) in zip(every, FAMILIES.items(), strict=True):
             mine = [cell for cell in cells if cell.family == family]
-            _map(axes, mine, panel, colours)
+            _map(axes, mine, PLANNED[family], panel, colours)
             axes.set_title(title, fontsize=11)
         bar = part.colorbar(colours, ax=every, extend="both" if panel.reach[0] else "max", pad=0.01)
         bar.set_label("points of accuracy")
@@ -71,10 +76,9 @@ def draw(cells: Sequence[Seen], path: Path) -> None:
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
-def _map(axes: Axes, cells: Sequence[Seen], panel: Panel, colours: ScalarMappable) -> None:
-    rows = sorted({cell.rows for cell in cells})
-    levels = {cell.number: cell.level for cell in cells}
-    for number in range(4):
+def _map(axes: Axes, cells: Sequence[Seen], family: Family, panel: Panel, colours: ScalarMappable) -> None:
+    rows, levels = family.rows, list(family.levels)
+    for number in range(len(levels)):
         for place in range(len(rows)):
             axes.add_patch(Rectangle((place, number), 1, 1, facecolor="white", edgecolor="0.8", hatch="//"))
     for cell in cells:
@@ -88,10 +92,10 @@ def _map(axes: Axes, cells: Sequence[Seen], panel: Panel, colours: ScalarMappabl
         axes.text(place + 0.5, cell.number + 0.5, panel.words(cell), ha="center", va="center", fontsize=8,
                   color="black" if bright else "white", weight="bold" if gap.significant else "normal",
                   style="normal" if gap.significant else "italic")
-    axes.set(xlim=(0, max(1, len(rows))), ylim=(0, 4), xticks=np.arange(len(rows)) + 0.5,
-             yticks=[number + 0.5 for number in sorted(levels)])
+    axes.set(xlim=(0, len(rows)), ylim=(0, len(levels)), xticks=np.arange(len(rows)) + 0.5,
+             yticks=np.arange(len(levels)) + 0.5)
     axes.set_xticklabels([f"{each:,}" for each in rows])
-    axes.set_yticklabels([levels[number] for number in sorted(levels)])
+    axes.set_yticklabels(levels)
     axes.tick_params(length=0, labelsize=9)
 
 
@@ -107,7 +111,8 @@ of
 python experiments/when.py --out results/when
 ```
 
-{count} of {planned} cells have been run: {left}.
+**{count} of {planned} cells have been run**; the others are hatched in the picture and listed at the end, and
+the same command makes them.
 
 A cell is one federation of 20 clients: a family, a number of training rows per client, a level of
 heterogeneity. In each, the methods ({methods}) have
@@ -126,25 +131,29 @@ fine-tuned FedAvg itself, so that nobody is ahead of these two. Hatched cells ha
 """
 
 
+ALL = """All methods and all pairs of them are in
+[experiments/when/results](../../experiments/when/results). Accuracies in percent, differences in points with
+their simultaneous intervals; bold where significant. *Still improving*: no verdict, since the method that is
+behind was still improving when its training ended.
+"""
+
+
 def page(cells: Sequence[Seen]) -> str:
     """The whole page."""
     parts = [_head(cells), "## What was seen\n", *(f"- {said}" for said in findings(cells)), "",
-             "## How heterogeneity is measured\n", *_measuring(cells), "## All cells\n", *_tables(cells)]
+             "## How heterogeneity is measured\n", *_measuring(cells), "## All cells\n", ALL, *_tables(cells),
+             *_left(cells)]
     return "\n".join(parts)
 
 
 def _head(cells: Sequence[Seen]) -> str:
-    kept = {(cell.family, cell.rows, cell.level) for cell in cells}
-    missing = [cell for cell in planned() if tuple(cell) not in kept]
-    left = "; ".join(
-        f"{FAMILIES[family]}: {', '.join(f'{cell.rows} rows with {cell.level}' for cell in some)}"
-        for family in FAMILIES if (some := [cell for cell in missing if cell.family == family]))
     methods = dict.fromkeys(row["method"] for cell in cells for row in sorted(
         cell.methods, key=lambda row: row["method"]))
     return HEAD.format(
-        count=len(cells), planned=len(planned()), left=f"not yet {left}" if left else "all of them",
+        count=len(cells), planned=len(planned()),
         methods=", ".join(sorted(methods, key=str.lower)),
-        commits=", ".join(dict.fromkeys(each for cell in cells for each in cell.commit.split(", then "))))
+        commits=", ".join(dict.fromkeys(
+            commit for cell in cells for commit in cell.about["commit"].split(", then "))))
 
 
 def findings(cells: Sequence[Seen]) -> list[str]:
@@ -192,6 +201,8 @@ def _points(cells: Sequence[Seen], value: Callable[[Seen], float]) -> str:
 
 def _measuring(cells: Sequence[Seen]) -> list[str]:
     without = judged(cells, None)
+    if without.predicted < ENOUGH:
+        return ["Not yet told: too few cells have been run to see which measure predicts what is gained.\n"]
     rows = [(name, judged(cells, measure)) for name, measure in MEASURES.items()]
     best = min(rows, key=lambda row: row[1].error)[0]
     used = next(name for name, measure in MEASURES.items() if measure is USED)
@@ -203,7 +214,7 @@ def _measuring(cells: Sequence[Seen]) -> list[str]:
         "a cell is predicted by the three nearest ones of the other families, with about as many rows; by "
         "how many points that is wrong, on average.\n",
         "| measure | correlation with the gain | error |\n|---|---|---|",
-        *(f"| {name} | {found.correlation:+.2f} | {found.error:.1f} points |" for name, found in rows),
+        *(f"| {name} | {found.correlation} | {found.error:.1f} points |" for name, found in rows),
         f"| none: rows alone | | {without.error:.1f} points |\n",
         f"`descant advise` uses {used}"
         + (", which has the smallest error.\n" if used == best else f"; {best} has the smallest error.\n")]
@@ -223,9 +234,20 @@ def _tables(cells: Sequence[Seen]) -> list[str]:
             entries = [f"{cell.n:.0f}", cell.level, f"{100 * USED(cell):+.0f}", cell.best, level[cell.best],
                        level[ALONE], level[FINE_TUNED], level["FedAvg"], _gap(cell.together), _gap(cell.lead)]
             lines.append(f"| {' | '.join(entries)} |")
-        lines.append(f"\n[methods.csv](../../experiments/when/results/{family}/methods.csv), "
-                     f"[differences.csv](../../experiments/when/results/{family}/differences.csv)\n")
+        lines.append("")
     return lines
+
+
+def _left(cells: Sequence[Seen]) -> list[str]:
+    """The cells that have not been run."""
+    kept = {(cell.family, cell.rows, cell.level) for cell in cells}
+    lines = []
+    for family, title in FAMILIES.items():
+        for rows in PLANNED[family].rows:
+            levels = [level for level in PLANNED[family].levels if (family, rows, level) not in kept]
+            if levels:
+                lines.append(f"- {title}, {rows:,} rows: {', '.join(levels)}")
+    return ["## Not run\n", *lines, ""] if lines else []
 
 
 def _gap(gap: Gap) -> str:
@@ -248,9 +270,11 @@ def evidence(cells: Sequence[Seen]) -> str:
         gap = cell.together
         verdict = "open" if not gap.significant else "gains" if gap.mean > 0 else "loses"
         rows.append([FAMILIES[cell.family], cell.level, f"{cell.n:.1f}", f"{USED(cell):.4f}",
-                     str(cell.clients), f"{gap.mean:.2f}", verdict, cell.best, f"{cell.behind.mean:.2f}",
-                     "behind" if cell.behind.significant else "as good"])
-    return "".join(",".join(row) + "\n" for row in rows)
+                     str(cell.about["clients"]), f"{gap.mean:.2f}", verdict, cell.best,
+                     f"{cell.behind.mean:.2f}", "behind" if cell.behind.significant else "as good"])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def main() -> None:

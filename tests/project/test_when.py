@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,12 @@ def test_a_cell_of_the_study_is_played_and_kept(when_page: Any, tmp_path: Path, 
     monkeypatch.setattr(when, "METHODS", {name: when.METHODS[name] for name in ("LocalTrain", "FedAvg")})
     monkeypatch.setattr(when, "TRIALS", 1)
     cell = when.Cell("logistic", 10, "deviation 1")
-    for _ in range(2):
-        when.keep(cell, when.play(cell, tmp_path))
-    assert when.is_kept(cell)
-    assert not when.is_kept(cell._replace(rows=30))
-    lines = {name: (tmp_path / "kept" / "logistic" / f"{name}.csv").read_text().splitlines()
-             for name in when.TABLES}
-    assert {name: len(found) - 1 for name, found in lines.items()} == {
-        "cells": 1, "methods": 2, "differences": 1}
-    n = lines["cells"][0].split(",").index("n")
-    assert lines["cells"][1].split(",")[n] == "10"
+    monkeypatch.setattr(when, "cells", lambda: [cell])
+    when.main(["--out", str(tmp_path)])
+    place = tmp_path / "kept" / cell.name
+    about = json.loads((place / when.ABOUT).read_text())
+    assert (about["n"], about["clients"], about["repetitions"]) == (10, 20, 3)
+    rows = {name: (place / f"{name}.csv").read_text().splitlines()[1:] for name in ("methods", "differences")}
+    assert {name: len(found) for name, found in rows.items()} == {"methods": 2, "differences": 1}
+    monkeypatch.setattr(when, "play", None)  # nothing is made anew
+    when.main(["--out", str(tmp_path)])
