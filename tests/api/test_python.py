@@ -21,6 +21,7 @@ from descant import Federation, UsageError
 from descant.algorithms import Ditto, FedAvg, pFedMe
 from descant.comparison import execute
 from descant.core.sealed import CHECK
+from descant.deploy.export import export_model, load_model
 from descant.experiment.config import Experiment
 from descant.view import script
 from helpers import PoolHere
@@ -278,13 +279,16 @@ def test_a_federation_may_come_second():
 
 
 def run(**changes: Any) -> Any:
-    arrays = Federation.from_arrays(ROWS, np.arange(60) % 2, np.arange(60) % 3)
-    return descant.run("fedavg", **{"federation": arrays, "rounds": 1, "backend": "vectorised"} | changes)
+    return descant.run("fedavg", **{"federation": arrays(), "rounds": 1, "backend": "vectorised"} | changes)
+
+
+def arrays(x: Any = ROWS, y: Any = None, **options: Any) -> Federation:
+    return Federation.from_arrays(x, np.arange(60) % 2 if y is None else y, np.arange(60) % 3, **options)
 
 
 @pytest.mark.parametrize(("wrong", "words"), [
     (lambda: descant.federation(pytest.importorskip("pandas").DataFrame({"a": [1.0]})), "not a DataFrame"),
-    (lambda: descant.federation(ROWS), "not a ndarray"),
+    (lambda: descant.federation(ROWS), "not an ndarray"),
     (lambda: Federation.from_datasets([[{"x": ROWS[0], "label": 1}] * 8]), "tables with x, label"),
     (lambda: Federation.from_datasets([[1, 2, 3, 4]]), "must be a pair"),
     (lambda: Federation.from_datasets([[(ROWS[0], "a")] * 8]), "cannot be put together"),
@@ -307,10 +311,45 @@ def run(**changes: Any) -> Any:
     (lambda: descant.tune({}, "many", "nowhere"), "trials must be a whole number"),
     (lambda: descant.compare({}, "nowhere", track="mlflow"), "track must be a list"),
     (lambda: descant.compare({}, "nowhere", track=["mlflw"]), "did you mean 'mlflow'"),
-    (lambda: descant.run("fedavg"), "federation must be a Federation, not NoneType"),
+    (lambda: descant.run("fedavg"), "federation must be a Federation, not a NoneType"),
     (lambda: FedAvg(lr=1), r"it is one of its solver, so write FedAvg\(solver=SGD\(lr=1\)\)"),
     (lambda: run(finetune=3), r"finetune is a field of the method: .* FedAvg\(finetune=3\)"),
     (lambda: FedAvg(slover=1), "did you mean 'solver'"),
+    (lambda: descant.federation((ROWS, ROWS, ROWS)), r"a pair \(x, y\), not a tuple: tables are read"),
+    (lambda: descant.federation(Path("nowhere")), "cannot read the folder .*nowhere"),
+    (lambda: Federation.from_datasets(3), "a dataset for each client, .* not an int"),
+    (lambda: Federation.from_datasets({"a": pytest.importorskip("pandas").DataFrame({"a": [1.0]})}),
+     "put the tables together"),
+    (lambda: arrays(test="0.2"), r"test must be a share in \[0, 1\), not '0.2'"),
+    (lambda: arrays(seed="a"), "seed must be a whole number, not 'a'"),
+    (lambda: arrays(unseen=1.5), "unseen must be a whole number, not 1.5"),
+    (lambda: arrays(scale="constants", mean="a", std=1.0), "mean must be a number, or one for each column"),
+    (lambda: arrays(y=np.where(ROWS[:, 0] > 0, 1, -1)), "number the classes from 0"),
+    (lambda: arrays(x=torch.tensor(ROWS).to_sparse()), r"x is sparse, .* give x.to_dense\(\)"),
+    (lambda: arrays(x=torch.empty(60, 4, device="meta")), "x is on torch's meta device"),
+    (lambda: arrays(x=[[1.0], [1.0, 2.0]]), "x has rows of different shapes"),
+    (lambda: run(epochs=3), r"epochs is no field of \[train\]: give local={'epochs': 3}"),
+    (lambda: run(lr=0.1), r"give it to the solver of the method, as in FedAvg\(solver=SGD\(lr=0.1\)\)"),
+    (lambda: run(local=5), r"train.local must be { steps = ... } or { epochs = ... }, not 5"),
+    (lambda: run(model=nn.Linear), r"not a type: call it, as in Linear\(...\)"),
+    (lambda: run(model=nn.DataParallel(nn.Linear(4, 2))), "give the module in it, .module"),
+    (lambda: run(model=nn.Linear(4, 2, device="meta")), "is on torch's meta device"),
+    (lambda: run(model=nn.Linear(4, 2), initial={"weight": torch.ones(2, 4) / 0, "bias": torch.ones(2)}),
+     "'weight' of the model is not finite"),
+    (lambda: run(loss=nn.CrossEntropyLoss), r"such as nn.CrossEntropyLoss\(reduction=\"none\"\), not"),
+    (lambda: run(federation=arrays(y=ROWS[:, 0]), loss="cross_entropy"), "give class numbers, as of y.a"),
+    (lambda: FedAvg(solver=torch.optim.SGD([torch.zeros(1)], lr=0.1)), "not an? SGD$"),
+    (lambda: run(out="a\0b"), "is no place for a run: embedded null byte"),
+    (lambda: run(out="a" * 300), "is no place for a run: File name too long"),
+    (lambda: descant.compare({}, "nowhere", set="train.rounds=3"), "set must be a mapping"),
+    (lambda: descant.reproduce(3), "item must be text"),
+    (lambda: descant.tune(descant.federation("digits"), 1, "nowhere", algorithm="ditto", fixed="lam"),
+     r'fixed must be a list of names, such as \["lam"\]'),
+    (lambda: descant.tune(descant.federation("digits"), 1, "nowhere", algorithm="ditto", fixed=["lm"]),
+     "unknown field in fixed 'lm': did you mean 'lam'"),
+    (lambda: descant.WandB(mode="maybe"), 'mode must be "offline" or "online"'),
+    (lambda: export_model("run", 0, "nowhere"), "export_model needs a run"),
+    (lambda: load_model(None), "load_model needs the path"),
     (lambda: descant.SGD(0.1, 2, 3, 4, 5, 6, 7), "too many positional arguments; give fields by their names"),
 ])
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from descant import __version__
 from descant.core.algorithm import Message
+from descant.core.federation import Federation
 from descant.core.permit import Allowed, opened
 from descant.core.sample import SampleFormat
 from descant.core.splits import SPLITS
@@ -43,6 +44,7 @@ from descant.deploy.refusals import Mismatch, NotJoined, Refusal
 from descant.deploy.riders import RIDER, apart, together
 from descant.deploy.secure.parts import Identity
 from descant.deploy.transport import Payload, Rejected
+from descant.engine.features import on_features
 from descant.engine.personal import job_for
 from descant.engine.store import ASKED
 from descant.engine.work import Job, LocalResult, Work
@@ -78,15 +80,16 @@ class Membership(NamedTuple):
     remote: RemoteExperiment
     client: int
     task: Task
+    federation: Federation
     shapes: Shapes
-    work: Work
+    work: Work  # behind the frozen layers with which the network begins
     states: ClientStates
     ledger: Ledger
     account: OwnAccount | None  # of the privacy of its rows
 
     @property
     def setup(self) -> Setup:
-        return self.remote.setup(self.task, self.work.federation)
+        return self.remote.setup(self.task, self.federation)
 
 
 class Client:
@@ -168,7 +171,7 @@ class Client:
         facts = {name: request.facts.get(name) for name in JOINING}
         joined = self._enter(facts)
         self._directory.join(facts)
-        remote, client, federation = joined.remote, joined.client, joined.work.federation
+        remote, client, federation = joined.remote, joined.client, joined.federation
         sizes = {str(split): int(federation.split(split).sizes[client]) for split in SPLITS}
         clients = None if client >= remote.clients - remote.unseen else remote.clients
         self._observer.joined(str(remote), remote.train.rounds, clients, sizes)
@@ -195,10 +198,10 @@ class Client:
         task = remote.task()
         federation = self._read(experiment).within(remote.federation(), client, experiment.data,
                                                    remote.train.torch_dtype)
-        work, privacy = remote.work(task, federation), experiment.privacy
+        work, privacy = remote.work(*on_features(task, federation)), experiment.privacy
         self._membership = Membership(
-            remote, client, task, remote.shapes(task), work, self._directory.states(remote.session),
-            self._directory.ledger(remote.session),
+            remote, client, task, federation, remote.shapes(task), work,
+            self._directory.states(remote.session), self._directory.ledger(remote.session),
             None if privacy is None else OwnAccount.of(work, remote.train, privacy, client))
         return self._membership
 
@@ -225,7 +228,7 @@ class Client:
             raise Mismatch('privacy.figures = "off": the figures of held-out rows stay with the clients')
         self._count(joined, job, number)
         if joined.account is not None and job in TRAINING:
-            joined.account.require(joined.ledger.total(TRAINING))
+            joined.account.require(joined.ledger.total(TRAINING), joined.ledger.rounds(TRAINING))
         self._observer.working(job, number)
         state = joined.states.read(counted, joined.shapes.state)
         secret = job in TRAINING and joined.remote.secure is not None
