@@ -102,8 +102,7 @@ class Sheet:
     """In place of a figure, its axes and all that is on them: takes everything, and shows nothing."""
 
     savefig = _save_blank
-
-    def __init__(self, *args: Any, **options: Any) -> None: ...
+    is_wanted = False
 
     def subplots(self, rows: int, columns: int, *, squeeze: bool = True) -> Any:
         axes = [Sheet() for _ in range(columns)]
@@ -122,12 +121,20 @@ class Sheet:
         return iter(())
 
 
+def _figure(cls: type[Figure], *args: Any, **options: Any) -> Any:
+    return Sheet() if Sheet.is_wanted and cls is Figure else object.__new__(cls)
+
+
+# for good: a class whose __new__ was set for a while refuses arguments afterwards
+Figure.__new__ = _figure
+
+
 @pytest.fixture(autouse=True)
 def _blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes most of a small run's time: only tests that look at pictures, marked so, draw them."""
     if request.node.get_closest_marker("pictures") is None:
-        monkeypatch.setattr("matplotlib.figure.Figure", Sheet)
-        monkeypatch.setattr(Figure, "savefig", _save_blank)  # of modules that have imported it
+        monkeypatch.setattr(Sheet, "is_wanted", True)
+        monkeypatch.setattr(Figure, "savefig", _save_blank)  # of figures that are there already
 
 
 @pytest.fixture
@@ -136,7 +143,7 @@ def drawing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextMana
     @contextmanager
     def really() -> Iterator[None]:
         with monkeypatch.context() as patch:
-            patch.setattr("matplotlib.figure.Figure", Figure)
+            patch.setattr(Sheet, "is_wanted", False)
             patch.setattr(Figure, "savefig", _save)
             yield
 
