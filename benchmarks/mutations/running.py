@@ -21,7 +21,7 @@ RUNNING: tuple[Mutation, ...] = (
              "counts are those of other rows where samples stay as they lie"),
     Mutation("engine/rounds.py", "counted = np.isin(accepted, cohort)", "counted = np.ones(len(accepted), bool)",
              CONFORMANCE, "clients outside the cohort are aggregated"),
-    Mutation("engine/adding.py", "wrong = not_finite(result)", "wrong: dict[int, str] = {}",
+    Mutation("engine/adding.py", "wrong = wrong_rows(result)", "wrong: dict[int, str] = {}",
              ("tests/engine/test_faults.py",), "NaN uploads are aggregated"),
     Mutation("engine/rounds.py", "        training.number -= 1\n", "", ("tests/engine/test_faults.py", *RUNS),
              "a failed round counts"),
