@@ -64,7 +64,7 @@ class Origins:
 
 def _with_rows_of_zeros(federation: Federation) -> Shard:
     """The same clients, each with one row in every split."""
-    known = {field.name: getattr(federation, field.name) for field in dataclasses.fields(federation)}
+    known = {field.name: getattr(federation, field.name) for field in dataclasses.fields(Federation)}
     ones = Table.packed(np.zeros(federation.everyone, np.int64), np.ones(federation.everyone, np.int64))
     return Shard(**known | {"x": torch.zeros_like(federation.x[:1]), "y": torch.zeros_like(federation.y[:1]),
                             "train": ones, "validation": ones, "test": ones})
