@@ -26,7 +26,6 @@ from descant.core.splits import SplitName
 from descant.core.tree import Tree, stack
 from descant.deploy.arriving import Arriving
 from descant.deploy.client_manager import ClientManager, raise_failure
-from descant.deploy.memory import give_back
 from descant.deploy.messages import WireMessage
 from descant.deploy.noised import NoisedSummand
 from descant.deploy.protocol import TRAINING, RemoteExperiment, Shapes
@@ -106,9 +105,7 @@ class RemoteBackend(Backend):
         if self._is_secret(job):
             return self._run_secure(Replies(planned), adding)
         with closing(self._asked(planned)) as found:
-            outcome = self._gathered(found, clients)
-        give_back()
-        return outcome
+            return self._gathered(found, clients)
 
     def _asked(self, planned: Planned) -> Replies:
         """What clients reply. They are asked for all that was announced, too, if this was not among it."""
