@@ -137,7 +137,7 @@ LEARNING: tuple[Mutation, ...] = (
     Mutation("engine/steps.py", "random.fold(key[:n], b) if plan.draws else None,",
              "key[:n] if plan.draws else None,", (*FUSED, *CONFORMANCE), "every batch draws the same numbers"),
     Mutation("engine/steps.py",
-             "weight = None if plan.whole[b] else torch.arange(plan.widths[b]) < lengths[:n, b : b + 1]",
+             "weight = None if all(plan.whole) else _real(plan.widths, lengths).split(plan.widths, 1)",
              "weight = None", FUSED, "padding rows count"),
     Mutation("core/kernels/products.py", "add_(into, torch.bmm(a, b), keep, factor)", "add_(into, torch.bmm(a, b), 1.0, factor)",
              ("tests/core/test_products.py",), "where there is room between clients, nothing is forgotten"),

@@ -18,7 +18,7 @@ from descant.comparison.conduct import Asked, conduct, require_no_failures
 from descant.comparison.methods import Listed
 from descant.comparison.plan import Budget, Population, Splits
 from descant.comparison.reproduce import items as papers
-from descant.comparison.reproduce.carry_out import Wanted
+from descant.comparison.reproduce.carry_out import Wanted, Wish
 from descant.comparison.reproduce.carry_out import reproduce as carry_out
 from descant.core import fields
 from descant.core.algorithm import Algorithm
@@ -229,7 +229,7 @@ def report(directory: str | os.PathLike[str], out: str | os.PathLike[str] | None
 
 
 def reproduce(item: str | None = None, *, out: str | os.PathLike[str] = "results", jobs: int = 1,
-              repetitions: int | None = None, budget: Budget = "rounds",
+              repetitions: int | None = None, budget: Wish = "both",
               experiments: str | os.PathLike[str] | None = None, progress: bool | None = None
               ) -> Reproduction:
     """Repeat a table or a figure of a paper, as `descant reproduce` does, with the same words.
@@ -245,7 +245,7 @@ def reproduce(item: str | None = None, *, out: str | os.PathLike[str] = "results
     if item is None or "/" not in item:
         found = papers.runnable(found, budget)
     wanted, shown = Wanted(_where(out), jobs, repetitions, budget), Shown(script_console(progress))
-    return Reproduction(tuple(carry_out(each, wanted, shown, draw) for each in found))
+    return Reproduction(tuple(made for each in found for made in carry_out(each, wanted, shown, draw)))
 
 
 def tune(experiment: Described, trials: int, out: str | os.PathLike[str], *,

@@ -155,8 +155,7 @@ def test_what_is_gained_over_training_alone(file, tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.pictures
-def test_a_comparison_in_a_notebook(file, tmp_path):
+def test_a_comparison_in_a_notebook(file, tmp_path, drawing):
     made = descant.compare(file, tmp_path / "c", algorithms=["pfedme", "ditto"], seeds=[0, 1],
                            baselines=False)
     table, written = made.table(), read_csv(made.directory / "results.csv")
@@ -170,14 +169,15 @@ def test_a_comparison_in_a_notebook(file, tmp_path):
     assert "\n" not in repr(made)
     assert f"<td>{made.best}</td>" in made._repr_html_()
     assert made.answer.splitlines()[0].replace("'", "&#x27;") in made._repr_html_()
-    made.plot().savefig(kept := io.BytesIO(), format="png")
+    with drawing():
+        made.plot().savefig(kept := io.BytesIO(), format="png")
     assert len(kept.getvalue()) > 10_000
     assert made.run("ditto", seed=1).setup.train.seed == 1
     with pytest.raises(UsageError, match="no method 'dito': known are pfedme, ditto"):
         made.run("dito")
 
 
-def test_a_search(file, tmp_path):
+def test_a_search(file, tmp_path, drawing):
     pytest.importorskip("optuna")
     found = descant.tune(file, 3, tmp_path / "search", fixed=["lam"], set={"algorithm.K": 1})
     table = found.table()
@@ -187,12 +187,13 @@ def test_a_search(file, tmp_path):
     assert found.algorithm == pFedMe(K=1, **found.best)
     assert repr(found).startswith("Search(pfedme, 3 trials: eta=")
     assert found._repr_html_().count("<b>") == 1 + len(table.columns)  # the row of the best trial
-    assert len(found.plot().axes) == 2
+    with drawing():
+        assert len(found.plot().axes) == 2
     more = descant.tune(file, 4, tmp_path / "search", fixed=["lam"], set={"algorithm.K": 1})
     assert more.table()[:3].equals(table)
 
 
-def test_a_run_in_a_notebook(finished):
+def test_a_run_in_a_notebook(finished, drawing):
     table = finished.table()
     assert list(table.index) == [1, 2, 3, 4]
     assert table["personal_test_accuracy"].notna().tolist() == [False, True, False, True]
@@ -200,7 +201,8 @@ def test_a_run_in_a_notebook(finished):
     assert table["personal_test_accuracy"][4] == last
     assert repr(finished).startswith("Run(ditto on arrays: 4 of 4 rounds, test accuracy 0.")
     assert f"<td>{last:.4f}</td>" in finished._repr_html_()
-    assert [axes.get_xlabel() for axes in finished.plot().axes] == ["round", "round"]
+    with drawing():
+        assert [axes.get_xlabel() for axes in finished.plot().axes] == ["round", "round"]
 
 
 def test_a_personal_model_by_name(finished, fed):

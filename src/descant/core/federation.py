@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from descant.core.cast import cast_real
-from descant.core.given import as_constants, as_ids, as_pair, as_tensor, is_pair, require_whole
+from descant.core.given import as_constants, as_ids, as_pair, as_tensor, is_pair, owners, require_whole
 from descant.core.splits import SPLITS, Division, SplitName, Table, check_unseen
 from descant.core.units import times
 from descant.errors import UsageError, one, unknown
@@ -233,13 +233,7 @@ class Federation:
                                  "unseen: leave out client, names, group, split and unseen")
             division = Division.read(partition, fingerprint_of(xt, yt), len(xt))
         else:
-            if client is None:
-                raise UsageError("client is missing: give the id of each sample's client, or a saved "
-                                 "partition")
-            ids = as_ids(client, "client")
-            if not len(xt) == len(yt) == len(ids):
-                raise UsageError(f"x has {len(xt)} rows, y {len(yt)} and client {len(ids)}: "
-                                 "they must describe the same samples")
+            ids = owners(client, xt, yt)
             groups = None if group is None else as_ids(group, "group", len(ids))
             division = Division.given(
                 ids, as_ids(split, "split", len(ids)), group=groups, seed=seed, unseen=unseen, names=names

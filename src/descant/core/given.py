@@ -52,6 +52,17 @@ def as_ids(values: Any, name: str, rows: int | None = None) -> np.ndarray:
     return ids
 
 
+def owners(client: Any, x: Tensor, y: Tensor) -> np.ndarray:
+    """The ids of the clients that the rows belong to."""
+    if client is None:
+        raise UsageError("client is missing: give the id of each sample's client, or a saved partition")
+    ids = as_ids(client, "client")
+    if not len(x) == len(y) == len(ids):
+        raise UsageError(f"x has {len(x)} rows, y {len(y)} and client {len(ids)}: "
+                         "they must describe the same samples")
+    return ids
+
+
 def is_pair(dataset: Any) -> bool:
     return isinstance(dataset, tuple) and len(dataset) == 2
 

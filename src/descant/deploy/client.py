@@ -8,7 +8,6 @@ methods the upload reveals them).
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +22,7 @@ from descant.core.task import Task
 from descant.core.threads import one_thread
 from descant.core.tree import Tree, leaves, map_tree
 from descant.core.vector import Model
+from descant.data.spec import DataSpec
 from descant.deploy.client_directory import ClientDirectory, ClientStates, Ledger
 from descant.deploy.export.client_data import ClientData, read_client_data
 from descant.deploy.export.layers import described
@@ -105,7 +105,7 @@ class Client:
         self._observer = observer
         self._permit = opened(allow)
         self._expected = None if expected is None else tables_of(expected)
-        self._data: tuple[str, ClientData] | None = None  # read for this [data] section
+        self._data: tuple[DataSpec, ClientData] | None = None  # read for this [data] section
         self._membership: Membership | None = None
         self._masking = Masking(identity, secure)
 
@@ -158,7 +158,8 @@ class Client:
         if version != __version__ or protocol != PROTOCOL:
             raise Mismatch(f"the client runs descant {__version__}, the server {version!s:.20}: install the "
                            "same version on both")
-        data = self._read(request.fact("experiment", dict))
+        experiment = received_experiment(request.fact("experiment", dict), self._permit, self._expected)
+        data = self._read(experiment)
         return WireMessage({"kind": data.kind.dump(), "rows": len(data.x), "version": __version__})
 
     def _refuse(self, request: WireMessage) -> WireMessage:
@@ -176,11 +177,9 @@ class Client:
         self._observer.joined(str(remote), remote.train.rounds, clients, sizes)
         return WireMessage({"session": remote.session, "client": client, "sizes": sizes})
 
-    def _read(self, tables: dict[str, Any]) -> ClientData:
-        experiment = received_experiment(tables, self._permit, self._expected)
-        key = json.dumps(tables["data"], sort_keys=True)
-        if self._data is None or self._data[0] != key:
-            self._data = key, read_client_data(self._source, experiment.data)
+    def _read(self, experiment: Experiment) -> ClientData:
+        if self._data is None or self._data[0] != experiment.data:
+            self._data = experiment.data, read_client_data(self._source, experiment.data)
         return self._data[1]
 
     def _enter(self, facts: dict[str, Any]) -> Membership:
@@ -197,8 +196,8 @@ class Client:
         if remote.session != join.fact("session", str):
             raise Mismatch("server and client derive different experiments: their versions of descant differ")
         task = remote.task()
-        federation = self._read(tables).within(remote.federation(), client, experiment.data,
-                                               remote.train.torch_dtype)
+        federation = self._read(experiment).within(remote.federation(), client, experiment.data,
+                                                   remote.train.torch_dtype)
         work, privacy = remote.work(*on_features(task, federation)), experiment.privacy
         self._membership = Membership(
             remote, client, task, federation, remote.shapes(task), work,
@@ -229,7 +228,7 @@ class Client:
             raise Mismatch('privacy.figures = "off": the figures of held-out rows stay with the clients')
         self._count(joined, job, number)
         if joined.account is not None and job in TRAINING:
-            joined.account.require(joined.ledger.total(TRAINING))
+            joined.account.require(joined.ledger.total(TRAINING), joined.ledger.rounds(TRAINING))
         self._observer.working(job, number)
         state = joined.states.read(counted, joined.shapes.state)
         secret = job in TRAINING and joined.remote.secure is not None

@@ -214,7 +214,7 @@ def _treatment(setup: Setup, client: int | None) -> tuple[dict[str, list[float]]
     treatment, raw = federation.treatment, federation.x.dtype
     spec = data_spec(setup) if federation.is_remote and client is None else None
     if spec is not None and spec.preprocess.changes:  # there are no rows here, but the constants may be known
-        if "client" in (spec.preprocess.scale, spec.preprocess.impute):
+        if spec.preprocess.learns:
             return None, raw
         first, nothing = Table.of([np.zeros(1)]), Table.of([np.zeros(0)])
         _, treatment = spec.preprocess.apply(federation.x, first, nothing, nothing)
