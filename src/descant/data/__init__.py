@@ -32,7 +32,9 @@ def federation(dataset: str | Path | tuple[Any, Any] = "digits", **fields: Any) 
         raise UsageError(f"the dataset must be a name, a folder or a pair (x, y), not {one(dataset)}: tables "
                          "are read by Federation.from_frame(table, target=..., client=...), arrays with the "
                          "client of each row by Federation.from_arrays(x, y, client)")
-    chosen: Any = OwnArrays.of(*dataset) if is_pair else dataset  # type: ignore[misc]
-    if isinstance(dataset, os.PathLike):  # a folder, also without a slash
+    chosen: Any = dataset
+    if is_pair:
+        chosen = OwnArrays.of(*chosen)
+    elif isinstance(dataset, os.PathLike):  # a folder, also without a slash
         chosen = str(Path.cwd() / dataset)
     return DataSpec.parse({"dataset": chosen, **fields}).federation()

@@ -46,11 +46,13 @@ def keep(directory: Path, federation: Federation) -> None:
     if (directory / FILE).exists() or federation.origin is None or federation.is_remote or (
             not federation.has_rows or not isinstance(DataSpec.parse(federation.origin).dataset, Folder)):
         return
-    facts = {"sample": SampleFormat.of_federation(federation).dump(), "fingerprint": federation.fingerprint(),
-             "source": federation.source_fingerprint(), "unseen": federation.unseen,
-             "names": federation.names, "class_names": federation.class_names,
-             "column_names": federation.column_names, "origin": federation.origin}
-    tensors = {split: torch.from_numpy(federation.split(split).sizes.copy()) for split in SPLITS}
+    facts: dict[str, Any] = {
+        "sample": SampleFormat.of_federation(federation).dump(), "fingerprint": federation.fingerprint(),
+        "source": federation.source_fingerprint(), "unseen": federation.unseen, "names": federation.names,
+        "class_names": federation.class_names, "column_names": federation.column_names,
+        "origin": federation.origin}
+    tensors: dict[str, Tensor] = {split: torch.from_numpy(federation.split(split).sizes.copy())
+                                  for split in SPLITS}
     if (treatment := federation.treatment) is not None:
         facts["raw"] = str(treatment.dtype).removeprefix("torch.")
         tensors |= {name: part for name in NUMBERS if (part := getattr(treatment, name)) is not None}
@@ -72,11 +74,12 @@ def kept(directory: Path, dtype: torch.dtype) -> KeptFederation | None:
 def _rebuilt(tensors: dict[str, Tensor], facts: dict[str, Any], dtype: torch.dtype) -> KeptFederation:
     sample = SampleFormat.parse(facts["sample"])
     x, y = sample.zeros(dtype)
-    sizes = (table_of_zeros(tensors[split].tolist()) for split in SPLITS)
+    train, validation, test = (table_of_zeros(tensors[split].tolist()) for split in SPLITS)
     treatment = None if "raw" not in facts else Treatment(
         getattr(torch, facts["raw"]), *(tensors.get(name) for name in NUMBERS))
     class_names, column_names = (None if facts[name] is None else tuple(facts[name])
                                  for name in ("class_names", "column_names"))
-    return KeptFederation(x, y, *sizes, sample.classes, tuple(facts["names"]), origin=facts["origin"],
-                          unseen=facts["unseen"], source=facts["source"], treatment=treatment,
-                          class_names=class_names, column_names=column_names, known=facts["fingerprint"])
+    return KeptFederation(
+        x, y, train, validation, test, sample.classes, tuple(facts["names"]), origin=facts["origin"],
+        unseen=facts["unseen"], source=facts["source"], treatment=treatment, class_names=class_names,
+        column_names=column_names, known=facts["fingerprint"])

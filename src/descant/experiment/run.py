@@ -235,7 +235,8 @@ def start(setup: Setup, out: Path | None = None, observer: Observer | None = Non
         with closing(backend), nullcontext() if out is None else layout.created(out, setup.tables()):
             run = Run(setup, training, out)
             if out is not None:
-                keep(out / "checkpoint", setup.federation)
+                with run._writing():
+                    keep(out / "checkpoint", setup.federation)
             run.why_metric = why
             return _finish(run, backend, observer, measured)
 
@@ -287,7 +288,8 @@ def _continued(setup: Setup, training: Training, out: Path, changed: bool) -> Ru
     """The run in a directory, at its last committed round; a changed setup is written down."""
     begun = _begun(out, setup, training)
     run = Run(setup, training, out)
-    keep(out / "checkpoint", setup.federation)
+    with run._writing():
+        keep(out / "checkpoint", setup.federation)
     if begun:
         run.restore()
         layout.truncate(out, run.rounds)
