@@ -3,6 +3,11 @@
 10 clients of 200 rows, R = 0.5, 100 rounds of 150 full-gradient steps with the step sizes of the paper,
 gamma = (lambda + L) / (lambda L) and eta = 1 / (lambda + L); a ridge of 0.01. Rounds to converge: until
 the error stays within 1 % of what it is after 100 rounds.
+
+The measure was changed after a first run of 50 rounds, which took the round after which the error is no more
+than 0.1 % of its fall above its last value. A curve that rises to its limit meets that at once. It found 13
+rounds with small lambda, 7 with medium and 3 with large: small against large significantly reversed, the
+other two open. The verdict depends on the measure.
 """
 
 from __future__ import annotations

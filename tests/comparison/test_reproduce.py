@@ -14,6 +14,7 @@ from cli_helpers import call
 from descant import UsageError
 from descant.comparison import execute
 from descant.comparison.make import source_commit
+from descant.comparison.plan import joined_versions
 from descant.comparison.reproduce import baselines, claims, items, pages, study, times
 from descant.comparison.reproduce.baselines import Beside
 from descant.comparison.reproduce.carry_out import Wanted
@@ -181,6 +182,14 @@ def test_both_budgets_are_run_and_a_run_serves_both(repository: Path) -> None:
     assert "descant reproduce paper/table_7 --budget steps --repetitions 1" in text
     with pytest.raises(UsageError, match="no other budget"):
         descant.reproduce("paper/figure_9", budget="steps")
+
+
+@pytest.mark.parametrize(("before", "now", "both"), [
+    ("a", "a", "a"), ("a", "b", "a, then b"), ("a, then b", "b", "a, then b"),
+    ("a", "a, then b", "a, then b"), ("c", "a, then b", "c, then a, then b")])
+def test_the_commits_of_runs_that_were_taken_are_told(before: str, now: str, both: str) -> None:
+    found = joined_versions({"commit": before}, {"commit": now, "torch": "2"})
+    assert found == {"commit": both, "torch": "2"}
 
 
 def beside(stands: str, method: str = "apfl") -> Beside:
