@@ -119,7 +119,7 @@ LEARNING: tuple[Mutation, ...] = (
              "fused Adam corrects every step like the first"),
     Mutation("priors/solve.py", "to_zero = prior.precision + self._ridge", "to_zero = prior.precision", FUSED,
              "fused Adam under a Gaussian forgets the weight decay"),
-    Mutation("priors/solve.py", "if is_fused and fixed and not self._decay:", "if is_fused and fixed:", FUSED,
+    Mutation("priors/solve.py", "fused is not None and not self._decay and", "fused is not None and", FUSED,
              "AdamW is drawn to the mean from where its decay has taken it"),
     Mutation("priors/solve.py", "add(theta, 1 - self.lr * self.weight_decay, -self.lr)",
              "add(theta, 1.0, -self.lr)", FUSED, "the fused proximal step forgets the weight decay"),
