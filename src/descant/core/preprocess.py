@@ -34,7 +34,8 @@ class Treatment(NamedTuple):
 
     def pick(self, clients: Any) -> Treatment:
         """The treatment of these clients, in this order."""
-        fill, mean, std = (None if part is None else part[clients] for part in (self.fill, self.mean, self.std))
+        fill, mean, std = (None if part is None else part[clients]
+                           for part in (self.fill, self.mean, self.std))
         return self._replace(fill=fill, mean=mean, std=std)
 
     def constants(self, client: int) -> dict[str, list[float]]:
