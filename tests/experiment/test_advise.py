@@ -18,11 +18,12 @@ from cli_helpers import call
 from descant.core.task import Batch
 from descant.core.vector import Model
 from descant.errors import UsageError
+from descant.experiment import evidence
 from descant.experiment.advise import Advice, Budget, ask, recommend, spent
 from descant.experiment.config import Experiment, override
 from descant.models import make_task
 from descant.priors.adaptive import practical_lambda, theorem_lambda
-from descant.theory.estimate import Estimates, Heterogeneity, survey
+from descant.theory.estimate import Estimates, Heterogeneity, Transfer, survey
 from descant.theory.moreau import corollary_steps, predicted_gradients, predicted_rounds
 from descant.view import advice as report
 
@@ -59,14 +60,16 @@ def write(directory: Path, text: str) -> Path:
 
 
 def estimates(R: float, *, n: float = 100.0, L: float = 2.0, mu: float = 0.1, rho: float = 1.5,
-              noise: float = 0.2, ridge: float = 0.01, solved: bool = True, convex: bool = True) -> Estimates:
+              noise: float = 0.2, ridge: float = 0.01, solved: bool = True, convex: bool = True,
+              transfer: float | None = None) -> Estimates:
     """What a survey of 3 of 10 clients could have found."""
     def each(value: Any) -> torch.Tensor:
         return torch.tensor([value] * 3)
 
     return Estimates(np.arange(3), each(n), 10, int(10 * n), torch.zeros(3, 7), each(L), each(mu),
                      each(rho**2), each(noise), each(solved), each(convex), ridge,
-                     Heterogeneity(R, 2 * R, math.sqrt(R**2 + noise), 3 * R, each(R**2)))
+                     Heterogeneity(R, 2 * R, math.sqrt(R**2 + noise), 3 * R, each(R**2)),
+                     None if transfer is None else Transfer(0.5, 0.5 + transfer, 60))
 
 
 def said(advice: Advice) -> str:
@@ -122,6 +125,28 @@ def test_what_the_theory_does_not_cover_is_told() -> None:
 def test_bad_options(options: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         recommend(estimates(1.0), **options)
+
+
+def test_what_was_seen_elsewhere_is_told() -> None:
+    """In the words of the study; without a transfer that is not known."""
+    a = recommend(estimates(0.2, transfer=0.05))
+    found = evidence.answer(100.0, Transfer(0.5, 0.55, 60).gain, 10)
+    assert (a.together, a.seen[: len(found.words)]) == (found.together, found.words)
+    unknown = recommend(estimates(0.2))
+    assert unknown.together == "unknown"
+    assert "Not known" in unknown.seen[0]
+
+
+@pytest.mark.parametrize(("together", "R", "disagree"), [
+    ("gains", 30.0, True), ("gains", 0.0, False), ("loses", 0.0, True), ("loses", 30.0, False),
+    ("open", 0.0, False), ("unknown", 30.0, False),
+])
+def test_a_theory_that_says_otherwise_is_not_hidden(together: Any, R: float, disagree: bool,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """R = 30: lambda is below mu, and clients learn nearly alone; R = 0: it is at its cap, above L."""
+    monkeypatch.setattr(evidence, "answer", lambda *given: evidence.Answer(together, (), ("Seen.",)))
+    a = recommend(estimates(R))
+    assert ("do not agree" in " ".join(a.seen)) == disagree
 
 
 def test_the_settings_make_an_experiment() -> None:
@@ -314,7 +339,8 @@ def test_advise_for_people(tmp_path: Path) -> None:
         assert rows[name][0] == f"{figures[key]:.4g}"
     assert rows["rounds"][0] == f"{figures['rounds']:,}"
     assert rows["local steps K"][0] == f"{figures['steps']['K']:,}"
-    assert all(f"- {reason}" in out for reason in figures["reasons"])
+    assert all(f"- {reason}" in out for reason in (*figures["reasons"], *figures["seen"]))
+    assert rows["transfer"][0] == f"{100 * figures['transfer']:+.1f}"
     assert f"--set algorithm.lam={figures['settings']['algorithm.lam']}" in out
     assert "  [algorithm]\n" in out
     assert not any(line.endswith("  ") for line in out.partition("why")[2].splitlines())

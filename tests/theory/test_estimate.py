@@ -251,7 +251,8 @@ def test_r_is_never_imaginary() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(("dataset", "fields", "model", "ridge"), [
     ("quadratics", {"dim": 6, "rows": 20, "noise": 3.0, "spread": 0.5}, "quadratic", 0.0),
-    ("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.1}, "mclr", 1 / 200),
+    pytest.param("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.1}, "mclr", 1 / 200,
+                 marks=pytest.mark.slow),
     pytest.param("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.4}, "mclr", 0.2 / 200,
                  marks=pytest.mark.slow),
 ])
@@ -290,6 +291,44 @@ def test_a_survey_gathers_the_figures_of_single_clients() -> None:
         near(found.noise[k], sampling_noise(task, model, batch, 0.1), 1e-8)
     near(found.rho, float(found.rho2.mean().sqrt()))
     near(found.spread.R, heterogeneity(found.models, found.noise).R)
+
+
+def opposed(clients: int, *, validation: float = 0.25) -> Federation:
+    """Clients with an odd number call positive what the others call negative."""
+    x = random(40 * clients, 1)
+    client = np.arange(len(x)) % clients
+    y = (x[:, 0] > 0).long() ^ torch.from_numpy(client % 2)
+    return Federation.from_arrays(x, y, client, validation=validation, classes=2)
+
+
+def test_transfer_is_what_others_tell_beside_a_clients_own_rows() -> None:
+    """Others with the opposite labels tell nothing but wrong; others with the same ones as much as one's
+    own rows, and more where these are few."""
+    federation = opposed(4)
+    task = make_task("mclr", federation, dtype=DOUBLE)
+    found = survey(task, federation, np.arange(4), ridge=0.01).transfer
+    assert found is not None
+    assert found.others < 0.1
+    assert found.own > 0.9
+    assert found.gain == found.others - found.own
+    assert found.rows == sum(federation.validation.sizes)
+    alike = survey(task, federation, np.array([0, 2]), ridge=0.01).transfer
+    assert alike is not None
+    assert abs(alike.gain) < 0.1
+    few = descant.federation("logistic", clients=12, rows=60, test=0.4, validation=0.8, heterogeneity=0.0
+                             ).to(DOUBLE)
+    scarce = survey(make_task("mclr", few, dtype=DOUBLE), few, np.arange(12), ridge=0.1, steps=50).transfer
+    assert scarce is not None
+    assert scarce.gain > 0.03
+
+
+def test_transfer_needs_classes_and_validation_rows() -> None:
+    federation = opposed(4, validation=0.0)
+    task = make_task("mclr", federation, dtype=DOUBLE)
+    assert survey(task, federation, np.arange(4), ridge=0.01, steps=5).transfer is None
+    federation = quadratics(3, rows=12)
+    task = make_task("quadratic", federation, dtype=DOUBLE)
+    assert survey(task, federation, np.arange(3), ridge=0.1, steps=5).transfer is None
 
 
 def test_who_is_asked() -> None:

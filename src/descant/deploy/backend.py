@@ -23,7 +23,7 @@ import torch
 from descant.core.algorithm import Message
 from descant.core.fields import Checked, hyper
 from descant.core.splits import SplitName
-from descant.core.tree import Tree, stack
+from descant.core.tree import Tree, not_finite, stack
 from descant.deploy.arriving import Arriving
 from descant.deploy.client_manager import ClientManager, raise_failure
 from descant.deploy.messages import WireMessage
@@ -38,7 +38,7 @@ from descant.engine.adding import Adding, added_up
 from descant.engine.backends.base import Backend, Planned
 from descant.engine.outcome import Outcome
 from descant.engine.remedy import remedy
-from descant.engine.uploads import WIDER, Origins, lengths, medians, not_finite, shortened
+from descant.engine.uploads import WIDER, Origins, lengths, medians, shortened
 from descant.engine.work import ClientScores, Job, LocalResult, Scores
 from descant.errors import DescantError
 from descant.experiment.run import Run
@@ -291,7 +291,7 @@ class RemoteBackend(Backend):
         value = reply.tree("value", template)
         if isinstance(value, ClientScores):
             self._check_scores(client, value)
-        elif (name := not_finite(value.upload)) is not None:
+        elif (name := not_finite(value.upload, "upload")) is not None:
             raise Rejected(f"{name} {NOT_FINITE}")
         return value, steps
 

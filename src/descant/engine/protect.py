@@ -129,7 +129,7 @@ def _tiny(federation: Federation) -> Federation:
     """Clients of one row each: what a method asks for does not depend on the rows, and a server has none."""
     everyone = federation.everyone
     rows = Table(np.zeros(everyone, np.int64), np.arange(everyone + 1))
-    whole = {field.name: getattr(federation, field.name) for field in dataclasses.fields(federation)}
+    whole = {field.name: getattr(federation, field.name) for field in dataclasses.fields(Federation)}
     return Shard(**whole | {"x": federation.x[:2], "y": federation.y[:2], "train": rows, "validation": rows,
                             "test": rows})
 

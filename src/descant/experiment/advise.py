@@ -16,6 +16,7 @@ from descant.core.threads import one_thread
 from descant.engine.backends.base import InProcess
 from descant.engine.rounds import NobodyLeft, Training
 from descant.errors import UsageError
+from descant.experiment import evidence
 from descant.experiment.config import Experiment
 from descant.experiment.run import Setup
 from descant.priors.adaptive import Choice, practical_lambda, theorem_lambda
@@ -49,6 +50,7 @@ class Advice:
     R_max: float
     R_naive: float  # with it
     noise: float  # expected squared error of a client's own model
+    transfer: float | None  # accuracy of others' models less that of a client's own; None: not known
     regime: Literal["alike", "different"]  # R against 1/sqrt(n)
     theorem: Choice  # lambda by Theorem 1
     practical: Choice  # lambda by the rule of the paper's experiments
@@ -59,6 +61,8 @@ class Advice:
     gradients: int  # of each client, on all its rows
     cost: float | None  # of all that, as a multiple of the experiment's gradient steps; None: not known
     reasons: tuple[str, ...]
+    together: evidence.Verdict  # what learning together brought in studied federations like this one
+    seen: tuple[str, ...]  # the same in plain sentences
     settings: dict[str, Any]  # the fields of an experiment that follow the advice
 
     def dump(self) -> dict[str, Any]:
@@ -120,13 +124,16 @@ def recommend(found: Estimates, *, cap: float = 100.0, eps: float = 0.01, budget
             "algorithm.name": "one_stage_fedprox", "algorithm.lam": _short(lam),
             "algorithm.K": max(1, budget.total // max(1, budget.batches)),
             "algorithm.eta": _short(steps.eta / 2), "algorithm.weight_decay": _short(found.ridge)}
+    seen = evidence.answer(n, found.transfer, found.population)
     advice = Advice(
         found.population, len(found.clients), n, found.models.shape[1], found.ridge, L, mu, L / mu, found.rho,
         R, found.spread.R_max, found.spread.naive, float(found.noise.mean()),
+        None if found.transfer is None else found.transfer.gain,
         "different" if math.sqrt(n) * R > 1 else "alike", theorem, practical, lam, steps, eps, rounds,
-        gradients, cost, (), settings)
-    return dataclasses.replace(advice, reasons=(*_about_clients(advice), *_about_lambda(advice),
-                                                *_about_theory(advice, found), *_about_cost(advice, budget)))
+        gradients, cost, (), seen.together, seen.words, settings)
+    return dataclasses.replace(advice, seen=(*seen.words, *_about_both(advice)), reasons=(
+        *_about_clients(advice), *_about_lambda(advice), *_about_theory(advice, found),
+        *_about_cost(advice, budget)))
 
 
 def _about_clients(a: Advice) -> list[str]:
@@ -204,6 +211,17 @@ def _about_cost(a: Advice, budget: Budget | None) -> list[str]:
             "more than all rows. No rate is promised for them. "
             'For the promise, take steps = "theory", '
             f'L = {a.L:.4g}, mu = {a.mu:.4g}, batch = "full", one local step and {a.rounds:,} rounds.']
+
+
+def _about_both(a: Advice) -> list[str]:
+    """Where the theory and what was seen point in different directions."""
+    if a.together == "gains" and a.lam <= a.mu:
+        return ["The rule of lambda lets the clients learn nearly alone, and there learning together gained: "
+                "the two do not agree, so that a comparison must decide."]
+    if a.together == "loses" and a.lam >= a.L:
+        return ["The rule of lambda keeps all clients close to a common model, and there training alone was "
+                "better: the two do not agree, so that a comparison must decide."]
+    return []
 
 
 def _short(value: float) -> float:

@@ -128,6 +128,20 @@ def heterogeneity(models: Tensor, noise: Tensor, weights: Tensor | None = None) 
         math.sqrt(float(p @ seen)), math.sqrt(float(seen.max())), squares)
 
 
+class Transfer(NamedTuple):
+    """What the rows of other clients tell about a client's, beside its own rows: accuracies on validation
+    rows, means over the clients."""
+
+    own: float  # of the client's own model
+    others: float  # of a model that is fitted to the rows of other clients
+    rows: int  # that were predicted
+
+    @property
+    def gain(self) -> float:
+        """Above 0 where others tell more than a client's own rows; far below where clients differ."""
+        return self.others - self.own
+
+
 class Estimates(NamedTuple):
     """What a survey of some clients found; a row for each of them where nothing else is said."""
 
@@ -144,6 +158,7 @@ class Estimates(NamedTuple):
     convex: Tensor  # bool: no negative curvature was seen
     ridge: float
     spread: Heterogeneity
+    transfer: Transfer | None = None
 
     @property
     def n(self) -> float:
@@ -186,7 +201,7 @@ def survey(task: Task, federation: Federation, clients: np.ndarray, *, ridge: fl
     with one_thread():
         for done, client in enumerate(clients.tolist(), 1):
             rows = federation.train[client]
-            batch = Batch(inputs(federation.x[rows], task.dtype), federation.y[rows])
+            batch = _batch(task, federation, rows)
             model = minimise(task, batch, ridge, steps)
             slope = grad(_loss(task, model, batch))(model.theta)
             models.append(identified(task, model.theta))
@@ -199,7 +214,37 @@ def survey(task: Task, federation: Federation, clients: np.ndarray, *, ridge: fl
     thetas, sizes = torch.stack(models), torch.from_numpy(federation.train.sizes[clients]).to(task.dtype)
     rows_of_all = int(federation.train.sizes[: federation.population].sum())
     return Estimates(clients, sizes, federation.population, rows_of_all, thetas, L, mu, rho_square, noise,
-                     solved.bool(), convex.bool(), ridge, heterogeneity(thetas, noise))
+                     solved.bool(), convex.bool(), ridge, heterogeneity(thetas, noise),
+                     transfer(task, federation, clients, thetas, ridge=ridge, steps=steps))
+
+
+def transfer(task: Task, federation: Federation, clients: np.ndarray, models: Tensor | None = None, *,
+             ridge: float, steps: int = 300) -> Transfer | None:
+    """Every client is predicted by its own pilot solution (of `models`, if these are known) and by that of
+    the half of the clients that it is not in; None without classes or validation rows. The ridge is that of
+    one client; the rows of a half share it."""
+    if "accuracy" not in task.metric_names:
+        return None
+    place, stats, scores, rows = task.metric_names.index("accuracy"), task.init().stats, [], 0
+    with one_thread():
+        for half in range(2):
+            teachers = [federation.train[client] for client in clients[1 - half :: 2].tolist()]
+            common = minimise(task, _batch(task, federation, np.concatenate(teachers)),
+                              ridge / len(teachers), steps)
+            for k in range(half, len(clients), 2):
+                if not len(federation.validation[clients[k]]):
+                    continue
+                own = Model(models[k], stats) if models is not None else minimise(
+                    task, _batch(task, federation, federation.train[clients[k]]), ridge, steps)
+                batch = _batch(task, federation, federation.validation[clients[k]])
+                scores.append([float(task.metrics(task.predict(model, batch.x), batch)[place])
+                               for model in (own, common)])
+                rows += len(batch.y)
+    return Transfer(*np.mean(scores, 0).tolist(), rows) if scores else None
+
+
+def _batch(task: Task, federation: Federation, rows: np.ndarray) -> Batch:
+    return Batch(inputs(federation.x[rows], task.dtype), federation.y[rows])
 
 
 class Ends(NamedTuple):

@@ -15,15 +15,17 @@ from descant.view.tables import table
 
 
 def show_advice(console: Console, advice: Advice) -> None:
-    """Print the estimates, the recommendation, the reasons, and how to use it."""
+    """Print the estimates, the recommendation, the reasons, what was seen elsewhere, and how to use it."""
     for title, rows in (("estimated", estimated(advice)), ("recommended", recommended(advice))):
         console.print(table("lrp", [], ((f"{name:<22}", value, note) for name, value, note in rows),
                             title=title))
         console.print()
-    console.print("why")
-    for reason in advice.reasons:
-        console.print(Padding(f"- {reason}", (0, 0, 0, 2), expand=False))
-    console.print("\nto use it, in the experiment file")
+    for title, sentences in (("why", advice.reasons), ("seen in federations like this", advice.seen)):
+        console.print(title)
+        for sentence in sentences:
+            console.print(Padding(f"- {sentence}", (0, 0, 0, 2), expand=False))
+        console.print()
+    console.print("to use it, in the experiment file")
     for line in toml(advice).splitlines():
         console.print(f"  {line}", soft_wrap=True)
     console.print("\nor on the command line")
@@ -43,6 +45,9 @@ def estimated(a: Advice) -> list[tuple[str, str, str]]:
         ("heterogeneity R", f"{a.R:.4g}", "of the clients' own models, corrected for estimation noise"),
         ("", f"{a.R_naive:.4g}", "uncorrected"),
         ("", f"{a.R_max:.4g}", "of the farthest client, corrected"),
+        *([] if a.transfer is None else [
+            ("transfer", f"{100 * a.transfer:+.1f}", "points by which models of other clients predict better "
+                                                     "than a client's own")]),
         ("regime", a.regime, f"R against 1/sqrt(n) = {a.n ** -0.5:.3g}"),
     ]
 
