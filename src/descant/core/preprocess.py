@@ -34,7 +34,9 @@ class Treatment(NamedTuple):
 
     def pick(self, clients: Any) -> Treatment:
         """The treatment of these clients, in this order."""
-        return self._replace(**{name: part[clients] for name, part in self._parts().items()})
+        fill, mean, std = (None if part is None else part[clients]
+                           for part in (self.fill, self.mean, self.std))
+        return self._replace(fill=fill, mean=mean, std=std)
 
     def constants(self, client: int) -> dict[str, list[float]]:
         """The numbers for one client, one for each column."""
