@@ -23,7 +23,7 @@ def as_tensor(values: Any, name: str) -> Tensor:
     try:
         with warnings.catch_warnings():  # nobody writes into samples: frames and maps of files will do
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            tensor = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values)).detach()
+            tensor = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
     except (TypeError, ValueError) as error:
         if "inhomogeneous" in str(error):
             raise UsageError(f"{name} has rows of different shapes: make them the same") from None
@@ -36,7 +36,7 @@ def as_tensor(values: Any, name: str) -> Tensor:
         raise UsageError(f"{name} must be an array with one row per sample, not {values!r}")
     if tensor.is_complex():
         raise UsageError(f"{name} must hold real numbers, and these are complex")
-    return tensor
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def as_ids(values: Any, name: str, rows: int | None = None) -> np.ndarray:

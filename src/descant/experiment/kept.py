@@ -76,7 +76,7 @@ def _rebuilt(tensors: dict[str, Tensor], facts: dict[str, Any], dtype: torch.dty
     x, y = sample.zeros(dtype)
     train, validation, test = (table_of_zeros(tensors[split].tolist()) for split in SPLITS)
     treatment = None if "raw" not in facts else Treatment(
-        getattr(torch, facts["raw"]), *(tensors.get(name) for name in NUMBERS))
+        getattr(torch, facts["raw"]), tensors.get("fill"), tensors.get("mean"), tensors.get("std"))
     class_names, column_names = (None if facts[name] is None else tuple(facts[name])
                                  for name in ("class_names", "column_names"))
     return KeptFederation(

@@ -69,7 +69,7 @@ def taken_rows(rows: Tensor, places: Tensor) -> Tensor:
     made = rows.new_empty(places.numel(), *rows.shape[1:])
     parts = zip(places.flatten().split(COLUMNS), made.split(COLUMNS), strict=True)
     on_all_cores(lambda part: torch.index_select(rows, 0, part[0], out=part[1]), parts)
-    return made.unflatten(0, places.shape)
+    return made.view(*places.shape, *rows.shape[1:])
 
 
 def in_lines(tensor: Tensor) -> bool:
