@@ -104,9 +104,10 @@ class Sheet:
     savefig = _save_blank
     is_wanted = False
 
-    def subplots(self, rows: int, columns: int, *, squeeze: bool = True) -> Any:
-        axes = [Sheet() for _ in range(columns)]
-        return axes if squeeze else [axes] * rows
+    def subplots(self, rows: int, columns: int, *, squeeze: bool = True, **options: Any) -> Any:
+        axes = np.empty((rows, columns), object)
+        axes.fill(self)
+        return axes[0] if squeeze else axes
 
     def __getattr__(self, name: str) -> Sheet:
         return self

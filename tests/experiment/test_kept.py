@@ -43,6 +43,8 @@ def test_models_are_loaded_and_exported_without_the_training_files(harm: Callabl
     again = descant.load(tmp_path / "run")
     assert again.history == run.history
     assert repr(again.setup.federation) == repr(run.setup.federation)
+    assert again.setup.federation.treatment is not None
+    assert again.setup.federation.treatment.is_learned
     for client in ("river", 3):
         assert_same(again.personal(client), run.personal(client), 0)
     made = [export_model(each, "river", tmp_path / name) for name, each in (("a", run), ("b", again))]

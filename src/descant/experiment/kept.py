@@ -54,7 +54,7 @@ def keep(directory: Path, federation: Federation) -> None:
     tensors: dict[str, Tensor] = {split: torch.from_numpy(federation.split(split).sizes.copy())
                                   for split in SPLITS}
     if (treatment := federation.treatment) is not None:
-        facts["raw"] = str(treatment.dtype).removeprefix("torch.")
+        facts |= {"raw": str(treatment.dtype).removeprefix("torch."), "is_learned": treatment.is_learned}
         tensors |= {name: part for name in NUMBERS if (part := getattr(treatment, name)) is not None}
     write_atomic(directory / FILE, sealed_tensors(tensors, json.dumps(facts, sort_keys=True)))
 
@@ -76,7 +76,8 @@ def _rebuilt(tensors: dict[str, Tensor], facts: dict[str, Any], dtype: torch.dty
     x, y = sample.zeros(dtype)
     train, validation, test = (table_of_zeros(tensors[split].tolist()) for split in SPLITS)
     treatment = None if "raw" not in facts else Treatment(
-        getattr(torch, facts["raw"]), tensors.get("fill"), tensors.get("mean"), tensors.get("std"))
+        getattr(torch, facts["raw"]), tensors.get("fill"), tensors.get("mean"), tensors.get("std"),
+        facts["is_learned"])
     class_names, column_names = (None if facts[name] is None else tuple(facts[name])
                                  for name in ("class_names", "column_names"))
     return KeptFederation(
