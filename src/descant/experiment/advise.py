@@ -124,11 +124,11 @@ def recommend(found: Estimates, *, cap: float = 100.0, eps: float = 0.01, budget
             "algorithm.name": "one_stage_fedprox", "algorithm.lam": _short(lam),
             "algorithm.K": max(1, budget.total // max(1, budget.batches)),
             "algorithm.eta": _short(steps.eta / 2), "algorithm.weight_decay": _short(found.ridge)}
-    seen = evidence.answer(n, found.transfer, found.population)
+    transfer = None if found.transfer is None else found.transfer.gain
+    seen = evidence.answer(n, transfer, found.population)
     advice = Advice(
         found.population, len(found.clients), n, found.models.shape[1], found.ridge, L, mu, L / mu, found.rho,
-        R, found.spread.R_max, found.spread.naive, float(found.noise.mean()),
-        None if found.transfer is None else found.transfer.gain,
+        R, found.spread.R_max, found.spread.naive, float(found.noise.mean()), transfer,
         "different" if math.sqrt(n) * R > 1 else "alike", theorem, practical, lam, steps, eps, rounds,
         gradients, cost, (), seen.together, seen.words, settings)
     return dataclasses.replace(advice, seen=(*seen.words, *_about_both(advice)), reasons=(
