@@ -52,7 +52,8 @@ test: $(STAMP) ## run all but the slow tests, two at a time
 
 test-slow: $(STAMP) ## run the tests that start real processes or install the package
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not alone"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and alone" # these wait more than they work
+	@# these wait more than they work; those that take minutes first, not those of the longest file
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and alone"
 
 check: $(STAMP) ## lint (ruff), check the types (mypy) and the layers of the package (import-linter)
 	$(BIN)/ruff check .

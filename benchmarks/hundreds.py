@@ -7,7 +7,8 @@ certificates, connections and directories of their own, but light: softmax regre
 gradient step, many clients in each of two processes. So what is measured is the server and the transport, as
 far as two cores that they share with the clients allow; clients in processes of their own would each need
 250 MB and a start of seconds. Shown are the seconds from one round's line of metrics.jsonl to the next, which
-is all of it: training, evaluation, commit; and the memory of the server. `--every 0` evaluates the last round
+is all of it: training, evaluation, commit; and the memory of the server, of which the rounds are one thing
+and the picture of the curve, with the library that draws it, another. `--every 0` evaluates the last round
 alone.
 """
 
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from benchmarks.federation import children, end, memory
@@ -62,20 +64,23 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="rounds between evaluations; 0: the last alone")
     parser.add_argument("--parameters", type=int, default=0, help="of a network with one hidden layer")
     parser.add_argument("--transport", default="grpc")
+    parser.add_argument("--clip", type=float, default=3.0, help="of the server; 0: uploads wait for nobody")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         rounds, peaks, uploads = federate(Path(place), given, stack)
+    early, late, after = (max(peaks[k], default=0.0) for k in (1, given.rounds - 1, given.rounds))
     print(f"{given.clients} clients, {given.transport}, "
           f"{'each evaluated' if given.every == 1 else 'evaluated now and then'}: "
           f"{statistics.median(rounds):.2f} s a round ({min(rounds):.2f} to {max(rounds):.2f}, {len(rounds)} "
-          f"rounds); memory of the server {peaks[0]:.0f} MB before the first round, {max(peaks):.0f} MB at "
-          f"most, all uploads of a round {uploads / 2**20:.1f} MB")
+          f"rounds)\nmemory of the server: {peaks[0][0]:.0f} MB before the first round, at most "
+          f"{max(peaks[0]):.0f} in it, {early:.0f} in round 2, {late:.0f} in round {given.rounds}, "
+          f"{after:.0f} when it draws the curve; all uploads of a round {uploads / 2**20:.1f} MB")
 
 
 def federate(base: Path, given: argparse.Namespace, stack: contextlib.ExitStack
-             ) -> tuple[list[float], list[float], int]:
-    """The seconds of the rounds after the first, the megabytes of the server over time, and the bytes of a
-    round's uploads."""
+             ) -> tuple[list[float], dict[int, list[float]], int]:
+    """The seconds of the rounds after the first; the megabytes of the server, looked at now and then, by how
+    many rounds are done; and the bytes of a round's uploads."""
     given = argparse.Namespace(**vars(given) | {"every": given.every or given.rounds})
     model = f'name = "dnn"\nhidden = {given.parameters // 75}' if given.parameters else 'name = "mclr"'
     (base / "experiment.toml").write_text(EXPERIMENT.format(model=model, **vars(given)))
@@ -84,7 +89,7 @@ def federate(base: Path, given: argparse.Namespace, stack: contextlib.ExitStack
     descant(base, "certificates", "keys", "--host", "127.0.0.1", *options).wait()
     server = descant(base, "server", "experiment.toml", "--clients", given.clients, "--keys", "keys/server",
                      "--out", "out", "--port", 0, "--host", "127.0.0.1", "--no-alone", "--transport",
-                     given.transport)
+                     given.transport, "--clip", given.clip)
     stack.callback(end, server)
     port = wait_for_port(base / "server.log", server)
     for number in range(PROCESSES):
@@ -94,16 +99,16 @@ def federate(base: Path, given: argparse.Namespace, stack: contextlib.ExitStack
                  str(given.clients)], stdout=log, stderr=log, start_new_session=True,
                 env=os.environ | {"OMP_NUM_THREADS": "1"})
         stack.callback(end, process)
-    peaks: list[float] = []
+    peaks: dict[int, list[float]] = defaultdict(list)
     ends: list[float] = []
     metrics = base / "out" / "run" / "metrics.jsonl"
     for look in itertools.count():
         if server.poll() is not None:
             break
         time.sleep(0.02)
-        if look % 10 == 0 and (base / "out" / "run").exists():
+        if look % 3 == 0 and (base / "out" / "run").exists():
             with contextlib.suppress(OSError):
-                peaks.append(sum(map(memory, [server.pid, *children(server.pid)])))
+                peaks[len(ends)].append(sum(map(memory, [server.pid, *children(server.pid)])))
         if metrics.exists():
             ends += [time.monotonic()] * (metrics.read_bytes().count(b"\n") - len(ends))
     if server.returncode:

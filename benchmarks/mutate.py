@@ -49,7 +49,7 @@ def judge(mutation: Mutation) -> Verdict:
         environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1",
                                     "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
-                   "--no-header", "--tb=no", *mutation.tests]
+                   "--no-header", "--tb=no", "-m", mutation.mark, *mutation.tests]
         try:
             done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True,
                                   timeout=TIMEOUT, check=False)

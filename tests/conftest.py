@@ -1,10 +1,16 @@
 """What every test shares: one thread, no display, no waiting for disks, property tests that repeat, and blank
 pictures."""
 
+from __future__ import annotations
+
+import functools
+import gc
 import io
 import os
 import re
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +23,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+import typer.main
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
@@ -31,6 +38,9 @@ hypothesis.settings.load_profile("repeatable")
 for _devices in (torch.cuda, torch.xpu, torch.mtia):
     if not _devices.is_available():
         _devices.manual_seed_all = lambda seed: None
+
+# A command line is made of all commands anew at every call, which takes longer than most of them.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would all processes of the tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -64,6 +74,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # a test with a deadline of its own takes minutes: begun first, it is not waited for at the end
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    gc.freeze()  # the tests and all that they import stay: no collection needs to look at them again
     if not config.getoption("--first"):
         return
     first: dict[str, pytest.Item] = {}
@@ -75,19 +86,65 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = first.values()
 
 
+_save = Figure.savefig
 _blank = io.BytesIO()
 imsave(_blank, np.ones((1, 1, 3)), format="png")
 
 
-def _save_blank(figure: Figure, where: Any, **options: Any) -> None:
+def _save_blank(figure: Any, where: Any, **options: Any) -> None:
     if hasattr(where, "write"):
         where.write(_blank.getvalue())
     else:
         Path(where).write_bytes(_blank.getvalue())
 
 
+class Sheet:
+    """In place of a figure, its axes and all that is on them: takes everything, and shows nothing."""
+
+    savefig = _save_blank
+    is_wanted = False
+
+    def subplots(self, rows: int, columns: int, *, squeeze: bool = True) -> Any:
+        axes = [Sheet() for _ in range(columns)]
+        return axes if squeeze else [axes] * rows
+
+    def __getattr__(self, name: str) -> Sheet:
+        return self
+
+    def __call__(self, *args: Any, **options: Any) -> Sheet:
+        return self
+
+    def __getitem__(self, key: Any) -> Sheet:
+        return self
+
+    def __iter__(self) -> Iterator[Sheet]:
+        return iter(())
+
+
+def _figure(cls: type[Figure], *args: Any, **options: Any) -> Any:
+    return Sheet() if Sheet.is_wanted and cls is Figure else object.__new__(cls)
+
+
+# for good: a class whose __new__ was set for a while refuses arguments afterwards
+Figure.__new__ = _figure
+
+
 @pytest.fixture(autouse=True)
 def _blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes most of a small run's time: only tests that look at pictures, marked so, draw them."""
     if request.node.get_closest_marker("pictures") is None:
-        monkeypatch.setattr(Figure, "savefig", _save_blank)
+        monkeypatch.setattr(Sheet, "is_wanted", True)
+        monkeypatch.setattr(Figure, "savefig", _save_blank)  # of figures that are there already
+
+
+@pytest.fixture
+def drawing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """For a test that looks at one picture and makes many: `with drawing():` it is drawn."""
+    @contextmanager
+    def really() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(Sheet, "is_wanted", False)
+            patch.setattr(Figure, "savefig", _save)
+            yield
+
+    return really

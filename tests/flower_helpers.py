@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from descant.core.permit import ran
 from descant.deploy.backend import Rules
@@ -142,6 +142,22 @@ def batchnorm(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """A network of one's own, with running statistics."""
     hidden = nn.Linear(math.prod(shape), 6)
     return nn.Sequential(nn.Flatten(), hidden, nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, outputs))
+
+
+class Counted(nn.Linear):
+    """Knows how many rows it was given, in whichever copy."""
+
+    rows = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.rows += len(x)
+        return super().forward(x)
+
+
+def frozen(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A frozen feature extractor before a head that is trained."""
+    body = nn.Sequential(nn.Flatten(), Counted(math.prod(shape), 6), nn.Tanh()).requires_grad_(False)
+    return nn.Sequential(body, nn.Linear(6, outputs))
 
 
 def federate(experiment: Experiment, transport: MemoryServer, out: Path, *, observer: Any = None,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import descant
 from benchmarks.fuzz.case import Kind
 from benchmarks.fuzz.draw import CHANGES, Change
+from descant.core.tree import leaves
 from descant.experiment import directory
 from descant.experiment import run as runs
 
@@ -33,7 +34,9 @@ def outcome(out: Path) -> tuple[Any, ...]:
     """What a resume would go on from."""
     run = runs.load(out)
     directory.truncate(out, run.rounds)
-    models = [run.personal(client, which).theta for which in ("last", "best") for client in range(3)]
+    kept = ("last", "best")
+    models = [run.personal(client, which).theta for which in kept for client in range(3)]
+    models += [leaf for which in kept for _, leaf in leaves(run.snapshot(which).server)]
     return run.history, run.best_round, run.best_key, models, (out / "clients.csv").read_text()
 
 

@@ -11,6 +11,7 @@ class Mutation(NamedTuple):
     new: str  # what is put in its place
     tests: tuple[str, ...]  # what pytest is given
     why: str  # what is wrong about it
+    mark: str = "not slow"  # of these tests
 
 
 METHODS = ("tests/algorithms/test_methods.py", "tests/algorithms/test_baselines.py")

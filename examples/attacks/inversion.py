@@ -155,24 +155,23 @@ def attack(case: Case, rows: Rows, starts: int = 4, steps: int = 300, seed: int 
 def draw(found: dict[str, Found], rows: Rows, path: Path) -> None:
     """The first rows of each case, true above recovered."""
     shown = min(8, max(len(each.true) for each in found.values()))
-    figure = Figure(figsize=(7.5, 1.35 * len(found)), layout="constrained")
-    grid = figure.subplots(2 * len(found), shown, squeeze=False)
-    for axes in grid.flat:
-        axes.axis("off")
-    for k, (label, each) in enumerate(found.items()):
-        for line, values in enumerate((each.true, each.recovered)):
-            for column in range(min(shown, len(values))):
-                row = values[column].numpy()
+    figure = Figure(figsize=(7.5, 0.3 + 1.6 * len(found)), layout="constrained")
+    figure.suptitle(f"{rows.name}: true rows, and below them what the server recovers from one upload",
+                    fontsize=9)
+    parts = figure.subfigures(len(found), 1, squeeze=False)[:, 0]
+    for part, (label, each) in zip(parts, found.items(), strict=True):
+        words = f"{label}: {each.identified:.0%} identified, error {each.error:.2f}"
+        part.suptitle(words, fontsize=8, x=0.01, ha="left")
+        grid = part.subplots(2, shown, squeeze=False)
+        for axes in grid.flat:
+            axes.axis("off")
+        for line, values in zip(grid, (each.true, each.recovered), strict=True):
+            for axes, value in zip(line, values, strict=False):
+                row = value.numpy()
                 picture = row.reshape(round(len(row) ** 0.5), -1) if rows.columns is None else row[None]
                 limits = {"vmin": 0, "vmax": 1, "cmap": "gray_r"} if rows.columns is None else {
                     "vmin": -2.5, "vmax": 2.5, "cmap": "coolwarm"}
-                grid[2 * k + line, column].imshow(picture, aspect="equal" if rows.columns is None else "auto",
-                                                  **limits)
-        words = f"{label}: {each.identified:.0%} identified, error {each.error:.2f}"
-        title = grid[2 * k, 0].text(0, 1.1, words, transform=grid[2 * k, 0].transAxes, fontsize=8)
-        title.set_in_layout(False)  # longer than its column is wide
-    figure.suptitle(f"{rows.name}: true rows, and below them what the server recovers from one upload",
-                    fontsize=9)
+                axes.imshow(picture, aspect="equal" if rows.columns is None else "auto", **limits)
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
 

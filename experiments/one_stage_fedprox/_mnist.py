@@ -6,21 +6,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 import descant
 from descant.algorithms import OneStageFedProx
-from descant.comparison.reproduce.claims import Claim, of, ordering
+from descant.comparison.reproduce.claims import Claim, fact, of, ordering
 
 EARLY = 5
+EPOCHS = (1, 5, 20)  # of Figure 6; the paper does not say which
 
 
-def losses(seed: int, classes: int, lam: float, model: str, batch: int) -> dict[str, float]:
+def losses(seed: int, classes: int, lam: float, model: str, batch: int, epochs: int = 5) -> dict[str, float]:
+    """Training loss early and at the end, and the test loss of the global model at the end."""
     federation = descant.federation(
         "mnist", partition="classes", clients=10, classes_per_client=classes, sizes="uniform", smallest=240,
         largest=240, seed=seed, test=0.25, validation=0.0)
     run = descant.run(OneStageFedProx(lam=lam, eta=0.01, weights="samples"), federation=federation,
-                      model=model, rounds=20, batch=batch, local={"epochs": 5}, backend="vectorised",
+                      model=model, rounds=20, batch=batch, local={"epochs": epochs}, backend="vectorised",
                       seed=seed, eval={"every": 20})
-    return {"early": run.history[EARLY - 1]["loss"], "last": run.history[-1]["loss"]}
+    return {"early": run.history[EARLY - 1]["loss"], "last": run.history[-1]["loss"],
+            "global": run.history[-1]["global"]["pooled"]["loss"]}
 
 
 def faster(rows: Sequence[dict[str, Any]]) -> list[Claim]:
@@ -29,3 +34,18 @@ def faster(rows: Sequence[dict[str, Any]]) -> list[Claim]:
                      *(of(rows, "early", classes=classes, lam=lam) for lam in (less, more)),
                      words=(less, more))
             for classes in (2, 10) for less, more in (("small", "medium"), ("medium", "large"))]
+
+
+def saved_by_epochs(rows: Sequence[dict[str, Any]], figure: str) -> list[Claim]:
+    """More epochs a round bring a loss down, more so with small lambda than with large."""
+    few, many = EPOCHS[0], EPOCHS[-1]
+    gained = {lam: np.mean(of(rows, figure, lam=lam, epochs=few)) - np.mean(of(rows, figure, lam=lam,
+                                                                               epochs=many))
+              for lam in ("small", "large")}
+    return [
+        ordering(f"small lambda: {many} epochs a round have a lower loss after 20 rounds than {few}",
+                 of(rows, figure, lam="small", epochs=many), of(rows, figure, lam="small", epochs=few),
+                 words=(f"{many} epochs", f"{few} epoch")),
+        fact("more epochs gain more with small lambda than with large",
+             f"the loss falls by {gained['small']:.3g} (small), {gained['large']:.3g} (large)",
+             bool(gained["small"] > gained["large"]))]

@@ -117,6 +117,7 @@ def curve(seed: int, R: float, lam: float, K: int, rounds: int, clients: int = 1
 
 
 def rounds_to(errors: list[float], share: float = 0.001) -> int:
-    """The round from which on the error stays within a share of what it fell, above its last value."""
-    near = errors[-1] + share * (max(errors) - errors[-1])
-    return 1 + max((k for k, error in enumerate(errors) if error > near), default=-1)
+    """The round from which on the error stays within a share of its range around its last value, above or
+    below: with a large lambda it falls below its limit first, and comes back."""
+    near = share * (max(errors) - min(errors))
+    return 1 + max((k for k, error in enumerate(errors) if abs(error - errors[-1]) > near), default=-1)

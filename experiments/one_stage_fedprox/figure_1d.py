@@ -2,7 +2,11 @@
 
 10 clients of 200 rows, R = 0.5, 50 rounds of 150 full-gradient steps with the step sizes of the paper,
 gamma = (lambda + L) / (lambda L) and eta = 1 / (lambda + L); a ridge of 0.01. Rounds to converge: until
-the error stays within 0.1 % of its fall.
+the error stays within 0.1 % of its range around its last value.
+
+In a first run only errors above the last value counted, so that a curve that rises to its limit converged
+at once. It found 13 rounds with small lambda, 7 with medium and 3 with large: small against large
+significantly reversed, the other two open. Distances to both sides count since; nothing else was changed.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from descant.comparison import plan as planning
@@ -17,7 +18,7 @@ from descant.comparison.conduct import Asked, conduct, require_no_failures
 from descant.comparison.methods import Listed
 from descant.comparison.plan import Budget, Population, Splits
 from descant.comparison.reproduce import items as papers
-from descant.comparison.reproduce.carry_out import Wanted
+from descant.comparison.reproduce.carry_out import Wanted, Wish
 from descant.comparison.reproduce.carry_out import reproduce as carry_out
 from descant.core import fields
 from descant.core.algorithm import Algorithm
@@ -29,7 +30,7 @@ from descant.core.task import Task
 from descant.engine.attack import Attack
 from descant.engine.robust import Robust
 from descant.engine.settings import Eval, Train
-from descant.errors import DescantError, UsageError
+from descant.errors import DescantError, UsageError, one, unknown
 from descant.experiment import config, methods
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
@@ -51,6 +52,10 @@ Watchers: TypeAlias = Observer | Sequence[Observer] | None
 
 T = TypeVar("T")
 _TRAINED = {field.name for field in fields.describe(Train)}
+_ELSEWHERE = {name: f"give it to the solver of the method, as in FedAvg(solver=SGD({name}={{!r}}))"
+              for name in ("lr", "momentum", "weight_decay", "schedule", "clip")} | {
+    name: f"give local={{{{{name!r}: {{!r}}}}}}" for name in ("epochs", "steps")} | {
+    "batch_size": "it is called batch={!r}"}
 
 
 def run(
@@ -59,7 +64,7 @@ def run(
     *,
     model: str | NetworkSpec | TaskSpec | nn.Module | Task = "mclr",
     loss: LossName | Loss | None = None,
-    class_weights: Sequence[float] | None = None,
+    class_weights: Sequence[float] | Tensor | np.ndarray | None = None,
     autocast: Precision | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -90,12 +95,14 @@ def run(
     """
     place = None if out is None else _where(out)
     if not isinstance(federation, Federation):
-        raise UsageError(f"federation must be a Federation, not {type(federation).__name__}: "
-                         "make one with descant.federation(...) or Federation.from_arrays(...)")
+        raise UsageError(f"federation must be a Federation, not {one(federation)}: make one with "
+                         "descant.federation(...), Federation.from_arrays(...) or from_frame(...)")
     method = _method(algorithm, train)
     settings = fields.parse(Train, {name: os.fspath(value) if isinstance(value, os.PathLike) else value
                                     for name, value in train.items()}, "train")
     federation = federation.to(settings.torch_dtype)
+    if isinstance(class_weights, Tensor | np.ndarray):  # as torch and scikit-learn have them
+        class_weights = class_weights.tolist()
     asked = ModelSpec(class_weights=class_weights, autocast=autocast)  # type: ignore[arg-type]
     weights = asked.class_weights
     task = make_task(model, federation, loss=loss, dtype=settings.torch_dtype, seed=settings.seed,
@@ -131,6 +138,8 @@ def _method(algorithm: Algorithm | str, train: Mapping[str, Any]) -> Algorithm:
     for name in train.keys() & {field.name for field in fields.describe(type(method))} - _TRAINED:
         raise UsageError(f"{name} is a field of the method: give it there, as in "
                          f"{type(method).__name__}({name}={train[name]!r})")
+    for name in train.keys() & _ELSEWHERE.keys():
+        raise UsageError(f"{name} is no field of [train]: " + _ELSEWHERE[name].format(train[name]))
     return method
 
 
@@ -180,7 +189,8 @@ def resume(out: str | Path, *, rounds: int | None = None, observer: Watchers = N
 
 
 def load(out: str | Path, *, allow: Collection[str] = ()) -> Run:
-    """The figures and models of a run from its directory; `allow` as for `resume`."""
+    """The figures and models of a run from its directory; `allow` as for `resume`. The files that it was
+    trained on need not be there, unless a client's model is made with its rows, as by fine-tuning."""
     return runs.load(_where(out), allow=allow)
 
 
@@ -203,7 +213,7 @@ def compare(experiment: Described, out: str | os.PathLike[str], *, algorithms: L
     place, permit = _where(out), ran(allow)
     asked = Asked(algorithms, _seeds(seeds), until_decided, splits, jobs, budget, tune, metric,
                   "new clients" if population == "new-clients" else population, baselines,
-                  f"descant.compare(..., {str(place)!r})", _names(track))
+                  f"descant.compare(..., {str(place)!r})", _names(track, "track", '["mlflow"]'))
     tables = _tables(experiment, set, model, train)
     plan, failed = conduct(tables, place, asked, permit, Shown(script_console(progress)), draw)
     require_no_failures(failed)
@@ -219,7 +229,7 @@ def report(directory: str | os.PathLike[str], out: str | os.PathLike[str] | None
 
 
 def reproduce(item: str | None = None, *, out: str | os.PathLike[str] = "results", jobs: int = 1,
-              repetitions: int | None = None, budget: Budget = "rounds",
+              repetitions: int | None = None, budget: Wish = "both",
               experiments: str | os.PathLike[str] | None = None, progress: bool | None = None
               ) -> Reproduction:
     """Repeat a table or a figure of a paper, as `descant reproduce` does, with the same words.
@@ -228,12 +238,14 @@ def reproduce(item: str | None = None, *, out: str | os.PathLike[str] = "results
     items are in descant's repository: where one stands, beside the sources, or in `experiments`. The same
     call finishes what is missing. The result has the claims of the paper beside ours, with verdicts.
     """
+    if item is not None and not isinstance(item, str):
+        raise UsageError(f'item must be text, such as "pfedbred/table_1_fmnist_mclr", not {item!r}')
     place = papers.place(None if experiments is None else _where(experiments))
     found = papers.chosen(papers.find(place), item)
     if item is None or "/" not in item:
         found = papers.runnable(found, budget)
     wanted, shown = Wanted(_where(out), jobs, repetitions, budget), Shown(script_console(progress))
-    return Reproduction(tuple(carry_out(each, wanted, shown, draw) for each in found))
+    return Reproduction(tuple(made for each in found for made in carry_out(each, wanted, shown, draw)))
 
 
 def tune(experiment: Described, trials: int, out: str | os.PathLike[str], *,
@@ -254,6 +266,10 @@ def tune(experiment: Described, trials: int, out: str | os.PathLike[str], *,
     if algorithm is not None:
         tables |= {"algorithm": _algorithm_table(algorithm)}
     made = Experiment.parse(tables, permit)
+    known = searching.space(made.algorithm)
+    for name in _names(fixed, "fixed", '["lam"]'):
+        if not any(field == name or field.startswith(f"{name}.") for field in known):
+            raise unknown("field in fixed", name, known)
     with counting(script_console(progress), trials * made.train.rounds, "round") as show:
         found = searching.search(made, trials, place, fixed=fixed, progress=show)
     if isinstance(found, searching.Untrained):
@@ -289,7 +305,7 @@ def _tables(experiment: Described, settings: Settings, model: Any, train: Mappin
         tables = config.read_toml(Path(experiment))
     else:
         raise UsageError("the experiment must be a TOML file, its sections, an Experiment or a Federation, "
-                         f"not a {type(experiment).__name__}")
+                         f"not {one(experiment)}")
     return config.override(tables, settings)
 
 
@@ -314,10 +330,10 @@ def _where(out: Any) -> Path:
     return Path(out)
 
 
-def _names(track: Any) -> list[str]:
-    if isinstance(track, str) or not isinstance(track, Collection):
-        raise UsageError(f'track must be a list of tools, such as ["mlflow"], not {track!r}')
-    return list(track)
+def _names(given: Any, what: str, example: str) -> list[str]:
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise UsageError(f"{what} must be a list of names, such as {example}, not {given!r}")
+    return list(given)
 
 
 def _seeds(seeds: Any) -> list[int]:

@@ -19,7 +19,7 @@ class UsageError(DescantError, ValueError):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
     """The error for a name that does not exist, with the nearest one that does."""
-    names = sorted(known)
+    names = sorted({*known})
     near = difflib.get_close_matches(str(name)[:LONG], names[:COMPARED], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     more = f" and {len(names) - COMPARED:,} more" if len(names) > COMPARED else ""
@@ -30,3 +30,10 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
 def first_line(error: Exception) -> str:
     """What an error says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def one(value: object) -> str:
+    """What a value is, with its article: "a list", "an int"."""
+    name = type(value).__name__
+    is_vowel = name[0] in "aeioAEIO" or name == "ndarray"
+    return f"{'an' if is_vowel else 'a'} {name}"

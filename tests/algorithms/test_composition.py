@@ -252,7 +252,6 @@ WITH_A_MEAN = {
     "fedmap": 'prior = { name = "fixed", sigma2 = 2.0 }\nsolver = { name = "sgd", lr = 0.5 }\n'
               'weights = "samples"',
 }
-with_a_mean = pytest.mark.parametrize("name", WITH_A_MEAN)
 
 
 def written(name: str, more: str = "") -> Algorithm:
@@ -260,8 +259,12 @@ def written(name: str, more: str = "") -> Algorithm:
     return parse_algorithm(tomllib.loads(f'name = "{name}"\n{WITH_A_MEAN.get(name, "")}\n{more}'))
 
 
-@pytest.mark.parametrize("rule", ["number", "learned", "adaptive", "own"])
-@with_a_mean
+# every method with the number and each of the rules with some method, the others slowly: a rule is the same
+# object in all of them
+@pytest.mark.parametrize(("name", "rule"), [
+    *((name, "number") for name in WITH_A_MEAN),
+    *(pytest.param(name, rule, marks=() if (k + r) % 3 == 0 else pytest.mark.slow)
+      for r, rule in enumerate(("learned", "adaptive", "own")) for k, name in enumerate(WITH_A_MEAN))])
 def test_with_one_group_it_is_the_method_without_groups(name: str, rule: str) -> None:
     """Bit for bit, for clients that come late and for newcomers too; one by one in one of the cases."""
     field = {"fedprox": "mu", "fedmap": "prior"}.get(name, "lam")
@@ -306,7 +309,7 @@ def test_every_group_has_the_optimum_of_its_members(name: str) -> None:
     comes to rest at the mean of its members' optima: the minimiser of sum_i ||w - a_i||^2."""
     method = written(name, 'groups = { name = "kmeans", K = 2, starts = 1 }')
     with engine(method, two_groups(), "quadratic", **FULL | {"chunk": 6, "local": {"steps": 8}}) as e:
-        [*_, report] = e.play(60)
+        [*_, report] = e.play(30)
         clusters = report.info["clusters"].tolist()
         assert clusters == [clusters[0]] * 3 + [1 - clusters[0]] * 3
         centres = e.server.priors.mean.theta[[clusters[0], clusters[3]]]
@@ -315,7 +318,7 @@ def test_every_group_has_the_optimum_of_its_members(name: str) -> None:
         assert e.model is None  # there is none for all
         # a newcomer with the data of the second group takes its model, though that is not the first
         message = method.newcomer(e.server, e.training.round_of(e.everyone))
-        adapted = e.backend.run("adapt", e.everyone, 61, message, e.states()).values
+        adapted = e.backend.run("adapt", e.everyone, 31, message, e.states()).values
         assert (adapted.theta[:3, 0] > 5).all()
         assert (adapted.theta[3:, 0] < -5).all()
 

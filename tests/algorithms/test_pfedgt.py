@@ -229,7 +229,7 @@ def test_general_quadratics_reach_the_equilibrium(case: str) -> None:
     with engine(method, FEDERATION, "quadratic", **train) as e:
         e.play(2)
         before = float((e.personal().theta - nash).abs().max())
-        e.play(43)
+        e.play(33)
         states, w = e.states(), e.personal()
         assert before > 1e-3
         close(w.theta, nash, 1e-6)

@@ -21,6 +21,7 @@ from descant import Federation, UsageError
 from descant.algorithms import Ditto, FedAvg, pFedMe
 from descant.comparison import execute
 from descant.core.sealed import CHECK
+from descant.deploy.export import export_model, load_model
 from descant.experiment.config import Experiment
 from descant.view import script
 from helpers import PoolHere
@@ -154,8 +155,7 @@ def test_what_is_gained_over_training_alone(file, tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.pictures
-def test_a_comparison_in_a_notebook(file, tmp_path):
+def test_a_comparison_in_a_notebook(file, tmp_path, drawing):
     made = descant.compare(file, tmp_path / "c", algorithms=["pfedme", "ditto"], seeds=[0, 1],
                            baselines=False)
     table, written = made.table(), read_csv(made.directory / "results.csv")
@@ -169,14 +169,15 @@ def test_a_comparison_in_a_notebook(file, tmp_path):
     assert "\n" not in repr(made)
     assert f"<td>{made.best}</td>" in made._repr_html_()
     assert made.answer.splitlines()[0].replace("'", "&#x27;") in made._repr_html_()
-    made.plot().savefig(kept := io.BytesIO(), format="png")
+    with drawing():
+        made.plot().savefig(kept := io.BytesIO(), format="png")
     assert len(kept.getvalue()) > 10_000
     assert made.run("ditto", seed=1).setup.train.seed == 1
     with pytest.raises(UsageError, match="no method 'dito': known are pfedme, ditto"):
         made.run("dito")
 
 
-def test_a_search(file, tmp_path):
+def test_a_search(file, tmp_path, drawing):
     pytest.importorskip("optuna")
     found = descant.tune(file, 3, tmp_path / "search", fixed=["lam"], set={"algorithm.K": 1})
     table = found.table()
@@ -186,12 +187,13 @@ def test_a_search(file, tmp_path):
     assert found.algorithm == pFedMe(K=1, **found.best)
     assert repr(found).startswith("Search(pfedme, 3 trials: eta=")
     assert found._repr_html_().count("<b>") == 1 + len(table.columns)  # the row of the best trial
-    assert len(found.plot().axes) == 2
+    with drawing():
+        assert len(found.plot().axes) == 2
     more = descant.tune(file, 4, tmp_path / "search", fixed=["lam"], set={"algorithm.K": 1})
     assert more.table()[:3].equals(table)
 
 
-def test_a_run_in_a_notebook(finished):
+def test_a_run_in_a_notebook(finished, drawing):
     table = finished.table()
     assert list(table.index) == [1, 2, 3, 4]
     assert table["personal_test_accuracy"].notna().tolist() == [False, True, False, True]
@@ -199,7 +201,8 @@ def test_a_run_in_a_notebook(finished):
     assert table["personal_test_accuracy"][4] == last
     assert repr(finished).startswith("Run(ditto on arrays: 4 of 4 rounds, test accuracy 0.")
     assert f"<td>{last:.4f}</td>" in finished._repr_html_()
-    assert [axes.get_xlabel() for axes in finished.plot().axes] == ["round", "round"]
+    with drawing():
+        assert [axes.get_xlabel() for axes in finished.plot().axes] == ["round", "round"]
 
 
 def test_a_personal_model_by_name(finished, fed):
@@ -276,13 +279,16 @@ def test_a_federation_may_come_second():
 
 
 def run(**changes: Any) -> Any:
-    arrays = Federation.from_arrays(ROWS, np.arange(60) % 2, np.arange(60) % 3)
-    return descant.run("fedavg", **{"federation": arrays, "rounds": 1, "backend": "vectorised"} | changes)
+    return descant.run("fedavg", **{"federation": arrays(), "rounds": 1, "backend": "vectorised"} | changes)
+
+
+def arrays(x: Any = ROWS, y: Any = None, **options: Any) -> Federation:
+    return Federation.from_arrays(x, np.arange(60) % 2 if y is None else y, np.arange(60) % 3, **options)
 
 
 @pytest.mark.parametrize(("wrong", "words"), [
     (lambda: descant.federation(pytest.importorskip("pandas").DataFrame({"a": [1.0]})), "not a DataFrame"),
-    (lambda: descant.federation(ROWS), "not a ndarray"),
+    (lambda: descant.federation(ROWS), "not an ndarray"),
     (lambda: Federation.from_datasets([[{"x": ROWS[0], "label": 1}] * 8]), "tables with x, label"),
     (lambda: Federation.from_datasets([[1, 2, 3, 4]]), "must be a pair"),
     (lambda: Federation.from_datasets([[(ROWS[0], "a")] * 8]), "cannot be put together"),
@@ -305,10 +311,45 @@ def run(**changes: Any) -> Any:
     (lambda: descant.tune({}, "many", "nowhere"), "trials must be a whole number"),
     (lambda: descant.compare({}, "nowhere", track="mlflow"), "track must be a list"),
     (lambda: descant.compare({}, "nowhere", track=["mlflw"]), "did you mean 'mlflow'"),
-    (lambda: descant.run("fedavg"), "federation must be a Federation, not NoneType"),
+    (lambda: descant.run("fedavg"), "federation must be a Federation, not a NoneType"),
     (lambda: FedAvg(lr=1), r"it is one of its solver, so write FedAvg\(solver=SGD\(lr=1\)\)"),
     (lambda: run(finetune=3), r"finetune is a field of the method: .* FedAvg\(finetune=3\)"),
     (lambda: FedAvg(slover=1), "did you mean 'solver'"),
+    (lambda: descant.federation((ROWS, ROWS, ROWS)), r"a pair \(x, y\), not a tuple: tables are read"),
+    (lambda: descant.federation(Path("nowhere")), "cannot read the folder .*nowhere"),
+    (lambda: Federation.from_datasets(3), "a dataset for each client, .* not an int"),
+    (lambda: Federation.from_datasets({"a": pytest.importorskip("pandas").DataFrame({"a": [1.0]})}),
+     "put the tables together"),
+    (lambda: arrays(test="0.2"), r"test must be a share in \[0, 1\), not '0.2'"),
+    (lambda: arrays(seed="a"), "seed must be a whole number, not 'a'"),
+    (lambda: arrays(unseen=1.5), "unseen must be a whole number, not 1.5"),
+    (lambda: arrays(scale="constants", mean="a", std=1.0), "mean must be a number, or one for each column"),
+    (lambda: arrays(y=np.where(ROWS[:, 0] > 0, 1, -1)), "number the classes from 0"),
+    (lambda: arrays(x=torch.tensor(ROWS).to_sparse()), r"x is sparse, .* give x.to_dense\(\)"),
+    (lambda: arrays(x=torch.empty(60, 4, device="meta")), "x is on torch's meta device"),
+    (lambda: arrays(x=[[1.0], [1.0, 2.0]]), "x has rows of different shapes"),
+    (lambda: run(epochs=3), r"epochs is no field of \[train\]: give local={'epochs': 3}"),
+    (lambda: run(lr=0.1), r"give it to the solver of the method, as in FedAvg\(solver=SGD\(lr=0.1\)\)"),
+    (lambda: run(local=5), r"train.local must be { steps = ... } or { epochs = ... }, not 5"),
+    (lambda: run(model=nn.Linear), r"not a type: call it, as in Linear\(...\)"),
+    (lambda: run(model=nn.DataParallel(nn.Linear(4, 2))), "give the module in it, .module"),
+    (lambda: run(model=nn.Linear(4, 2, device="meta")), "is on torch's meta device"),
+    (lambda: run(model=nn.Linear(4, 2), initial={"weight": torch.ones(2, 4) / 0, "bias": torch.ones(2)}),
+     "'weight' of the model is not finite"),
+    (lambda: run(loss=nn.CrossEntropyLoss), r"such as nn.CrossEntropyLoss\(reduction=\"none\"\), not"),
+    (lambda: run(federation=arrays(y=ROWS[:, 0]), loss="cross_entropy"), "give class numbers, as of y.a"),
+    (lambda: FedAvg(solver=torch.optim.SGD([torch.zeros(1)], lr=0.1)), "not an? SGD$"),
+    (lambda: run(out="a\0b"), "is no place for a run: embedded null byte"),
+    (lambda: run(out="a" * 300), "is no place for a run: File name too long"),
+    (lambda: descant.compare({}, "nowhere", set="train.rounds=3"), "set must be a mapping"),
+    (lambda: descant.reproduce(3), "item must be text"),
+    (lambda: descant.tune(descant.federation("digits"), 1, "nowhere", algorithm="ditto", fixed="lam"),
+     r'fixed must be a list of names, such as \["lam"\]'),
+    (lambda: descant.tune(descant.federation("digits"), 1, "nowhere", algorithm="ditto", fixed=["lm"]),
+     "unknown field in fixed 'lm': did you mean 'lam'"),
+    (lambda: descant.WandB(mode="maybe"), 'mode must be "offline" or "online"'),
+    (lambda: export_model("run", 0, "nowhere"), "export_model needs a run"),
+    (lambda: load_model(None), "load_model needs the path"),
     (lambda: descant.SGD(0.1, 2, 3, 4, 5, 6, 7), "too many positional arguments; give fields by their names"),
 ])
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

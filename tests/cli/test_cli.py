@@ -74,6 +74,16 @@ def test_version():
     assert call("--version") == (0, f"descant {descant.__version__}\n", "")
 
 
+@pytest.mark.parametrize(("words", "found"), [
+    ("descant re", {"resume", "report", "reproduce"}), ("descant export run --torch", {"--torch-export"}),
+])
+def test_a_shell_completes_commands_and_options(words, found, monkeypatch):
+    for name, value in (("_DESCANT_COMPLETE", "complete_bash"), ("COMP_WORDS", words),
+                        ("COMP_CWORD", str(words.count(" ")))):
+        monkeypatch.setenv(name, value)
+    assert {*call().out.split()} == found
+
+
 @pytest.mark.parametrize("args", [
     ("frobnicate",), ("run", "--bad"), ("resume",), ("resume", "x", "--rounds", "many"),
     ("list",), ("list", "zebras"), ("show",),

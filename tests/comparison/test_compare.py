@@ -261,9 +261,8 @@ def test_all_methods_see_the_same(tables: dict[str, Any], tmp_path: Path, seen: 
     assert a == b
 
 
-@pytest.mark.pictures
 def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[str, Any], tmp_path: Path,
-                                                                   seen: Seen) -> None:
+                                                                   seen: Seen, drawing: Any) -> None:
     out = tmp_path / "out"
     plan, _ = made(tables, out, [0, 1])
     done(plan, seen, ["pfedme", "localtrain"], [0])
@@ -335,7 +334,8 @@ def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[
     assert [*other["curves"]] == [*data["curves"]]
     assert data["reference"] == "localtrain"
     assert len(data["federation"]["names"]) == 6
-    draw_comparison(data, out / "comparison.png")
+    with drawing():
+        draw_comparison(data, out / "comparison.png")
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
     console = Console(width=200, record=True)
     show_comparison(console, found)
@@ -726,8 +726,8 @@ def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_pa
     assert "fedavg is not compared: it has too few seeds so far." in conclusions.notes(found)
 
 
-@pytest.mark.pictures
-def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
+def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, seen: Seen, drawing: Any
+                                     ) -> None:
     """They count before any figure, in the answer as in the choice of a grid; and a method that fails all of
     them is left out."""
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto,localtrain", baselines=False,
@@ -765,7 +765,8 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
     data = page.page_data(plan.out)
     assert next(row for row in data["table"] if row["label"] == best)["cells"]["personal"]["text"] == "-"
     assert data["table"][-1]["label"] == best
-    draw_comparison(data, tmp_path / "picture.png")
+    with drawing():
+        draw_comparison(data, tmp_path / "picture.png")
     for label in plan.methods:
         spoil(label, range(6))
     *told, last = conclusions.answer(results.read(plan))
@@ -903,9 +904,8 @@ surprise.lower_is_better = True
 # -- what comes out --------------------------------------------------------------------------------------
 
 
-@pytest.mark.pictures
 def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dict[str, Any], tmp_path: Path,
-                                                                     seen: Seen) -> None:
+                                                                     seen: Seen, drawing: Any) -> None:
     plan, _ = made(tables, tmp_path / "out", [0, 1], baselines=False,
                    algorithms="fedavg:finetune=2,localtrain:solver.lr=[1e-6,0.1]")
     found = done(plan, seen)
@@ -922,7 +922,8 @@ def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dic
     assert (grid["label"], grid["field"], grid["values"]) == ("localtrain", "solver.lr", [1e-6, 0.1])
     rows = {row.label: row.figures["personal"].mean for row in found.rows}
     assert grid["mean"] == [rows["localtrain solver.lr=1e-06"], rows["localtrain solver.lr=0.1"]]
-    draw_comparison(page.page_data(plan.out), tmp_path / "grid.png")
+    with drawing():
+        draw_comparison(page.page_data(plan.out), tmp_path / "grid.png")
     # the choice does not look at test rows: with all test figures turned round, it is the same
     for run in plan.runs():
         columns = (run.place / finished.FILE).read_text().splitlines()

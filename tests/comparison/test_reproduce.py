@@ -14,7 +14,9 @@ from cli_helpers import call
 from descant import UsageError
 from descant.comparison import execute
 from descant.comparison.make import source_commit
-from descant.comparison.reproduce import claims, items, pages, study, times
+from descant.comparison.plan import joined_versions
+from descant.comparison.reproduce import baselines, claims, items, pages, study, times
+from descant.comparison.reproduce.baselines import Beside
 from descant.comparison.reproduce.carry_out import Wanted
 from descant.comparison.reproduce.claims import Claim
 from helpers import PoolHere
@@ -123,10 +125,10 @@ def test_without_a_repository_it_says_where_the_items_are(tmp_path, monkeypatch)
 
 @pytest.mark.thorough
 def test_a_comparison_is_run_judged_and_kept(repository: Path) -> None:
-    result = call("reproduce", "paper/table_7")
+    result = call("reproduce", "paper/table_7", "--budget", "rounds")
     assert result.code == 0, result.err
     kept = repository / "experiments" / "paper" / "results" / "table_7"
-    names = {"results.csv", "orderings.csv", "claims.csv", "about.json"}
+    names = {"results.csv", "orderings.csv", "claims.csv", "baselines.csv", "about.json"}
     assert {path.name for path in kept.iterdir()} == names
     with (kept / "results.csv").open() as file:
         ours = {row["method"]: float(row["personal"]) for row in csv.DictReader(file)}
@@ -153,21 +155,66 @@ def test_a_comparison_is_run_judged_and_kept(repository: Path) -> None:
     assert "(../../experiments/paper/results/table_7/results.csv)" in text
     assert "1 of 3 items has been run" in text
     assert "A paper, Table 10: `descant reproduce paper/table_10` (needs a GPU)" in text
-    again = call("reproduce", "paper/table_7")
+    assert "Not run: `descant reproduce paper/table_7 --budget steps`" in text
+    again = call("reproduce", "paper/table_7", "--budget", "rounds")
     assert "6 of 6 are already done" in again.out  # with the baseline that was missing
 
 
 @pytest.mark.thorough
-def test_matched_steps_stand_beside_with_what_changes(repository: Path) -> None:
-    descant.reproduce("paper/table_7", repetitions=1)
-    found = descant.reproduce("paper/table_7", repetitions=1, budget="steps")
-    assert found.found[0].directory.name == "steps"
+def test_both_budgets_are_run_and_a_run_serves_both(repository: Path) -> None:
+    path = repository / "experiments" / "paper" / "table_7.toml"
+    path.write_text(COMPARISON.replace("[paper]\n", '[[algorithms]]\nname = "pfedme"\n[paper]\n', 1))
+    found = descant.reproduce("paper/table_7", repetitions=1)
+    assert list(found.claims) == ["paper/table_7", "paper/table_7, same steps"]
+    assert found.found[1].directory.name == "steps"
+    place = repository / "results" / "paper"
+    made = {label: [(place / out / "runs" / label / "seed-0" / "summary.json") for out in (
+        "table_7", "table_7-steps")] for label in ("localtrain", "fedavg", "pfedme")}
+    at = {label: [each.stat().st_mtime_ns for each in both] for label, both in made.items()}
+    assert at["localtrain"][0] == at["localtrain"][1]  # copied, not made again
+    assert at["fedavg"][0] == at["fedavg"][1]
+    assert at["pfedme"][0] != at["pfedme"][1]
+    assert [json.loads(each.read_text())["rounds"] for each in made["pfedme"]] == [2, 1]
     text = (repository / "docs" / "results" / "paper.md").read_text()
     assert "### With the same number of gradient steps" in text
+    assert f"{pages.what_changes(items.Item(path))}\n" in text
     assert "1 repetition of the 2 that are planned" in text
     assert "descant reproduce paper/table_7 --budget steps --repetitions 1" in text
     with pytest.raises(UsageError, match="no other budget"):
         descant.reproduce("paper/figure_9", budget="steps")
+
+
+@pytest.mark.parametrize(("before", "now", "both"), [
+    ("a", "a", "a"), ("a", "b", "a, then b"), ("a, then b", "b", "a, then b"),
+    ("a", "a, then b", "a, then b"), ("c", "a, then b", "c, then a, then b")])
+def test_the_commits_of_runs_that_were_taken_are_told(before: str, now: str, both: str) -> None:
+    found = joined_versions({"commit": before}, {"commit": now, "torch": "2"})
+    assert found == {"commit": both, "torch": "2"}
+
+
+def beside(stands: str, method: str = "apfl") -> Beside:
+    return Beside("localtrain", method, "97.00 %", "98.00 %", "0.001", stands)  # type: ignore[arg-type]
+
+
+def test_what_changes_with_matched_steps_is_computed(repository: Path) -> None:
+    item = items.Item(repository / "experiments" / "paper" / "table_7.toml")
+    (item.results / "steps").mkdir(parents=True)
+    assert pages.what_changes(item).startswith("What changes is not known")
+    claims.write([Claim("a: 1", "1", "agrees"), Claim("b: 1", "1", "agrees")], item.results / "claims.csv")
+    claims.write([Claim("a: 1", "1", "agrees")], item.results / "steps" / "claims.csv")
+    assert pages.what_changes(item) == "No verdict changes."
+    claims.write([Claim("a: 1", "2", "ours is higher")], item.results / "steps" / "claims.csv")
+    baselines.write([beside("ahead"), beside("open", "ditto")], item.results)
+    baselines.write([beside("behind"), beside("open", "ditto")], item.results / "steps")
+    assert pages.what_changes(item) == (
+        "Verdicts that change: a: 1 (agrees, then ours is higher). What stands otherwise beside the "
+        "baselines: apfl beside localtrain (ahead, then behind).")
+
+
+def test_what_stands_beside_a_baseline_is_said() -> None:
+    assert baselines.sentences([beside("ahead"), beside("open", "ditto"), beside("open", "l2gd")]) == [
+        "**localtrain** has 97.00 %; ahead of it: apfl (98.00 %); no significant difference: ditto "
+        "(98.00 %), l2gd (98.00 %)."]
 
 
 def test_a_study_is_measured_once_and_goes_on(repository: Path) -> None:
@@ -225,6 +272,7 @@ def test_times_are_scaled_to_this_machine(tmp_path: Path, monkeypatch: pytest.Mo
     times.write(tmp_path, {"a/b": 10.0})
     monkeypatch.setattr(times, "pace", lambda: 1.0)  # a machine of half the speed
     assert times.read(tmp_path) == {"a/b": 20.0}
+    assert times.measured_in(tmp_path) == {"a/b": 10.0}
     times.write(tmp_path, {"c/d": 3.0})
     kept = json.loads((tmp_path / "times.json").read_text())
     assert kept == {"pace": 1.0, "seconds": {"a/b": 20.0, "c/d": 3.0}}
@@ -234,8 +282,10 @@ def test_times_are_scaled_to_this_machine(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_item_is_timed_by_a_round_of_each_method(repository: Path) -> None:
     assert call("reproduce", "paper", "--time", "--experiments", "experiments").code == 0
     found = json.loads((repository / "experiments" / "times.json").read_text())["seconds"]
-    assert set(found) == {"paper/figure_9", "paper/table_7", "paper/table_10"}
+    assert set(found) == {"paper/figure_9", "paper/table_7"}  # not what needs a GPU
     assert found["paper/table_7"] > 0
+    page = pages.page(repository / "experiments" / "paper", repository / "docs" / "results")
+    assert "`descant reproduce paper/table_7` (about " in page
 
 
 def test_wrong_wishes_are_refused(tmp_path: Path) -> None:

@@ -292,8 +292,7 @@ def regression(folder: Path, scale: float) -> dict[str, Any]:
             "eval": {"every": 1}}
 
 
-@pytest.mark.pictures
-def test_a_method_that_diverges_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
+def test_a_method_that_diverges_is_told_and_the_others_are_compared(tmp_path: Path, drawing: Any) -> None:
     tables = regression(tmp_path / "sites", 0.02)
     found = results.read(compared(tables, tmp_path / "out", [0, 1], algorithms=(
         "fedavg:solver.lr=0.1,localtrain:solver.lr=0.05,ditto:label=hot,solver.lr=3.0,lam=0.1")))
@@ -303,7 +302,8 @@ def test_a_method_that_diverges_is_told_and_the_others_are_compared(tmp_path: Pa
     data = page.page_data(tmp_path / "out")
     json.dumps(data, allow_nan=False)
     assert [each["verdict"] for each in data["differences"]][-1] == "diverged"
-    draw_comparison(data, tmp_path / "out" / "picture.png")
+    with drawing():
+        draw_comparison(data, tmp_path / "out" / "picture.png")
 
 
 def test_what_each_row_does_adds_up_to_what_is_compared(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import fractions
 from typing import Any
 
 import numpy as np
@@ -170,7 +173,21 @@ def test_one_column_of_arrays():
     ({"table": frame(hospital=[None, *COLUMNS["hospital"][1:]])}, "'hospital' is missing in row 0"),
     ({"table": frame(ill=[None, *COLUMNS["ill"][1:]])}, "'ill' is missing in row 0"),
     ({"table": frame(ill=[np.nan, *range(1, N)])}, "'ill' is missing in row 0"),
-    ({"table": 3}, "must be a data frame"), ({"table": [1, 2]}, "a row of the table is a int"),
+    ({"table": 3}, "must be a data frame, .* not an int"), ({"table": [1, 2]}, "of the table is an int: "),
+    ({"table": "rows.csv"}, r"read the file first, as in from_frame\(pandas.read_csv"),
+    ({"table": frame().iloc[:0]}, "the table has no rows"),
+    ({"table": {**COLUMNS, "age": [1, 2]}}, "different numbers of rows: 'age' 2, "),
+    ({"table": {**COLUMNS, "age": 3}}, "the column 'age' is an int: it must have a value for every row"),
+    ({"table": [*frame().to_dict("records"), {"age": 3}]}, f"row {N} of the table is not like the first"),
+    ({"table": [*frame().to_dict("records"), None]}, f"row {N} of the table is not like the first"),
+    ({"columns": 3}, r"columns must be a list: columns=\[3\]"),
+    ({"table": frame(born=[datetime.date(2000, 1, 1)] * N)}, "'born' holds times"),
+    ({"table": frame(born=pandas.date_range("2000", periods=N, tz="UTC"))}, "'born' holds times"),
+    ({"table": frame(born=pandas.period_range("2000", periods=N, freq="D"))}, "'born' holds times"),
+    ({"table": frame(wave=np.full(N, 1j))}, "'wave' holds complex numbers"),
+    ({"table": frame(code=[b"a"] * N)}, "'code' holds a bytes in each row: make numbers or text of it"),
+    ({"table": frame(hospital=[{}] * N)}, "'hospital' holds a dict in each row"),
+    ({"table": frame(none=[None] * N)}, "'none' has no value in any row"),
     ({"table": pandas.concat([frame(), frame()[["age"]]], axis=1)}, "the column 'age' twice"),
 ])
 def test_what_is_wrong_is_said(options, words):
@@ -186,6 +203,21 @@ def test_structured_arrays_and_arrow_tables():
     same = made().fingerprint()
     assert made(frame().to_records(index=False)).fingerprint() == same
     assert made(pyarrow.Table.from_pandas(frame())).fingerprint() == same
+
+
+def test_numbers_of_every_kind():
+    given = frame(price=[decimal.Decimal("1.5")] * N, share=[fractions.Fraction(1, 2)] * N,
+                  band=pandas.cut(np.arange(N), 3))
+    found = made(given, columns=["price", "share", "band"])
+    assert found.x[:, :2].unique(dim=0).tolist() == [[1.5, 0.5]]
+    assert found.x.shape[1] == 5
+
+
+def test_clients_that_pandas_has_made_real_numbers_stay_apart():
+    """A column of whole numbers with a gap, from which the gap was then dropped."""
+    found = made(frame(hospital=1_234_560.0 + np.arange(N) % 3), group=None)
+    assert found.names == ("1234560", "1234561", "1234562")
+    assert made(frame(hospital=0.5 + np.arange(N) % 3), group=None).names == ("0.5", "1.5", "2.5")
 
 
 def test_text_of_pandas_says_whose_row_it_is():

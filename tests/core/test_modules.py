@@ -110,13 +110,13 @@ def compare(name: str, method: str, backend: str, **train: Any) -> None:
     np.testing.assert_allclose(found, losses(modules), rtol=1e-10)
 
 
-# what a module does is the same under both methods: each of them has every other module, on every backend
+# what a module does is the same under both methods: each of them has every other module, together and in
+# processes, and the others one by one
 ONE = [(name, [*METHODS][k % 2]) for k, name in enumerate(EXACT)]
 OTHER = [(name, [*METHODS][1 - k % 2]) for k, name in enumerate(EXACT)]
 
 
-@pytest.mark.parametrize(("name", "method"), [
-    *ONE, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER)])
+@pytest.mark.parametrize(("name", "method"), ONE)
 def test_what_is_trained_is_what_plain_pytorch_trains(name: str, method: str) -> None:
     compare(name, method, "vectorised")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
-from descant.core.kernels.products import add_product_, in_lines, room
+from descant.core.kernels.products import COLUMNS, add_product_, in_lines, room, some_rows, taken_rows
+from descant.core.threads import on_all_cores
 
 CLIENTS = 9
 SHAPES = [(13, 33, 1), (100, 4, 1), (10, 784, 20), (1, 28, 20), (3, 1, 33), (33, 20, 1), (16, 7, 16)]
@@ -55,3 +58,29 @@ def test_in_a_room_every_client_begins_with_a_line() -> None:
 
 def placed(given: torch.Tensor) -> torch.Tensor:
     return room(given, given.shape).copy_(given)
+
+
+def test_rows_of_a_product_do_not_depend_on_which_are_wanted() -> None:
+    blocks, right = torch.randn(30, 21).split(12), torch.randn(21, 2 * COLUMNS + 7)
+    bias = torch.randn(right.shape[1])
+    everything = some_rows([(block, torch.arange(len(block))) for block in blocks], right, bias)
+    torch.testing.assert_close(everything, torch.cat(blocks) @ right + bias)
+    some = some_rows([(blocks[0], torch.tensor([3])), (blocks[2], torch.tensor([0, 5]))], right, bias)
+    assert torch.equal(some, everything[[3, 24, 29]])
+
+
+def test_rows_are_taken_in_the_order_of_their_places() -> None:
+    rows, places = torch.randn(9, 4), torch.arange(2 * COLUMNS + 6).view(-1, 2) % 7
+    assert torch.equal(taken_rows(rows, places), rows[places])
+
+
+def test_what_a_core_is_given_is_computed_by_one_thread() -> None:
+    """torch's number of threads holds in the thread that sets it: a product would take the others, too."""
+    a = torch.randn(1000, 1000)
+
+    def shares(_: int) -> float:
+        whole, own = time.process_time(), time.thread_time()
+        a @ a
+        return (time.process_time() - whole) / (time.thread_time() - own)
+
+    assert min(on_all_cores(shares, [0])[0] for _ in range(3)) < 1.3  # others wait; it was 2 on two cores

@@ -50,6 +50,12 @@ def test_any_order_and_any_grouping_give_the_same_bits(seed: int, dtype: torch.d
         groups = [order[a:b] for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
         chunks = [Total.of(take(parts, group), weights[group]) for group in groups]
         assert bits(added(chunks), form) == expected
+        running = None
+        for group in groups:
+            running = Total.of(take(parts, group), weights[group], running)
+        assert running is not None
+        assert running.clients == n
+        assert bits(running, form) == expected
         while len(chunks) > 1:  # a tree of any shape
             a, b = (chunks.pop(rng.integers(len(chunks))) for _ in range(2))
             chunks.append(a.plus(b))

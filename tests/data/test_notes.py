@@ -52,9 +52,9 @@ def test_labels_without_gaps_stay_and_classes_that_are_given_are_believed() -> N
 def test_names_must_fit() -> None:
     x, y = rows((1, 2))
     assert Federation.from_arrays(x, y, CLIENT, class_names=("no", "yes")).class_names == ("no", "yes")
-    with pytest.raises(UsageError, match="3 names for 2 classes"):
+    with pytest.raises(UsageError, match="there are 2 classes, and names for 3"):
         Federation.from_arrays(x, y, CLIENT, class_names=("a", "b", "c"))
-    with pytest.raises(UsageError, match="1 names for 3 columns"):
+    with pytest.raises(UsageError, match="there are 3 columns, and names for 1"):
         Federation.from_arrays(x, y, CLIENT, column_names=("age",))
 
 

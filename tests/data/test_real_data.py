@@ -46,7 +46,7 @@ def check(samples: Samples, shape: tuple[int, ...], dtype: torch.dtype, classes:
 @pytest.mark.parametrize(("name", "train", "shape", "accuracy"), [
     ("mnist", 60000, (70000, 1, 28, 28), 82.03),
     ("fashion_mnist", 60000, (70000, 1, 28, 28), 67.68),
-    ("cifar10", 50000, (60000, 3, 32, 32), 27.7),
+    pytest.param("cifar10", 50000, (60000, 3, 32, 32), 27.7, marks=pytest.mark.slow),
 ])
 def test_nearest_centroid(name: str, train: int, shape: tuple[int, ...], accuracy: float) -> None:
     """Trained on the rows of the official training part, tested on those of the test part."""

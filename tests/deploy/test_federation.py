@@ -393,7 +393,7 @@ ZEROS = np.zeros((4, 1))
     (ZEROS, [0, 1, 5, 0], np.zeros(4, int), {"classes": 3}, "labels lie in 0..5, outside the range 0..2"),
     (ZEROS, [0, -1, 1, 0], np.zeros(4, int), {}, "labels lie in -1..1, outside the range 0..1"),
     (ZEROS, np.zeros(4), np.full(4, -1), {}, "zero clients"),
-    (ZEROS, np.zeros(4), [0] * 4, {"names": ["a", "b"]}, "names has 2 entries for 1 clients"),
+    (ZEROS, np.zeros(4), [0] * 4, {"names": ["a", "b"]}, "there are 1 clients, and names for 2"),
     ([["a"]] * 4, np.zeros(4), np.zeros(4, int), {}, "x must be an array of numbers"),
 ])
 def test_bad_arrays(x: object, y: object, client: object, options: dict[str, Any], message: str) -> None:

@@ -147,6 +147,23 @@ def test_running_statistics_travel_too(method: str, tmp_path: Path) -> None:
     assert_same_run(found, simulated(wanted), 1e-10)
 
 
+def test_a_row_passes_frozen_layers_once_on_its_node(tmp_path: Path) -> None:
+    passed = []
+    for rounds in (2, 5):
+        wanted = experiment("ditto", model={"name": "flower_helpers:frozen"}, train={"rounds": rounds},
+                            eval={"every": 5})
+        place = tmp_path / str(rounds)
+        server = flower.MemoryServer(flower.make_clients(DATA, place, allow=["flower_helpers"]))
+        flower.Counted.rows = 0
+        found = flower.federate(wanted, server, place / "server", alone=False)
+        passed.append(flower.Counted.rows)
+    assert passed[0] == passed[1]  # trials of the network, and each row
+    expected = simulated(wanted)
+    assert_same_run(found, expected, 1e-10)
+    for client in range(CLIENTS):
+        assert_same_model(place / str(client), expected, client)
+
+
 @some(2, "pfedbred", "fedmap", "fedavg", "scaffold", "cgpfl", "pfedgt")
 def test_in_single_precision_too(method: str, tmp_path: Path) -> None:
     wanted = experiment(method, train={"dtype": "float32", "rounds": 1})

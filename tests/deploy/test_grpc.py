@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -234,6 +236,18 @@ def test_a_key_that_is_revoked_while_the_server_runs(link, tmp_path):
 
         until(is_back)
         assert south.address in own.connected()
+
+
+def test_without_a_certificate_nobody_shakes_hands(link, pki):
+    """A stranger gets no byte but TLS's refusal."""
+    context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+    context.set_alpn_protocols(["h2"])
+    found = b""
+    with (socket.create_connection(("127.0.0.1", link.port), 30) as plain,
+          context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+          contextlib.suppress(ssl.SSLError, ConnectionResetError)):
+        found = secure.recv(1000)  # a server that had shaken hands would send its settings
+    assert found == b""
 
 
 def test_connections_that_shake_no_hands_are_closed(pki, monkeypatch):

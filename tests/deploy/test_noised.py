@@ -21,7 +21,7 @@ from descant.deploy.messages import WireMessage
 from descant.deploy.noised import NoisedSummand, noised
 from descant.deploy.secure.agreement import BOUND
 from descant.deploy.secure.encoding import FixedPoint, Numbers
-from descant.deploy.transport import Rejected
+from descant.deploy.transport import NoReply, Payload, Rejected
 from descant.engine import adding, quantile
 from descant.errors import DescantError, UsageError
 from descant.experiment import run as runs
@@ -165,10 +165,27 @@ def test_a_client_keeps_its_budget_by_its_own_count(tmp_path: Path, monkeypatch:
     assert [row["epsilon"] for row in run.history] == pytest.approx([once, twice])
     assert run.summary["stopped"] == "budget"
     monkeypatch.setattr(Run, "is_spent", False)
-    with pytest.raises(DescantError, match="this client is in 2 sums, and one more would exceed"):
-        federated(wanted, tmp_path / "greedy")
+    answers = flower.make_clients(DATA, tmp_path / "greedy")
+    whole, sent = answers["0"], []
+
+    def loses_the_end(payload: Payload) -> Payload | NoReply | None:
+        """It is in two sums, and hears of neither: the others unmask them."""
+        facts = WireMessage.decode(payload).facts
+        if facts.get("phase") == "unmask":
+            return NoReply("gone")
+        reply = whole(payload)
+        if facts.get("job") == "local":
+            assert isinstance(reply, Payload)
+            sent.append("masked" in WireMessage.decode(reply).tensors)
+        return reply
+
+    answers["0"] = loses_the_end
+    with pytest.raises(DescantError, match="this client may be in 2 sums, and one more would exceed"):
+        flower.federate(wanted, MemoryServer(answers), tmp_path / "greedy" / "server", rules=SECURE,
+                        alone=False)
     lines = (tmp_path / "greedy" / "server" / "run" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2
+    assert sent == [True, True, False]
 
 
 @pytest.mark.parametrize(("changes", "says"), [
@@ -206,12 +223,14 @@ def test_terms_without_a_bound_are_refused(terms: dict[str, Any]) -> None:
 # -- a server that is trusted to add the noise ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("clip", [*CLIPS, "wide"])
 def test_without_noise_a_trusted_server_comes_to_what_the_simulator_comes_to(
         clip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the server would shorten half of the uploads to the median of the round: a client that comes
+    or goes would move the median, and with it what all others add, far beyond the bound that noise is for."""
     silent(monkeypatch)
-    wanted = experiment(rounds=3, clip=CLIPS[clip])
-    found = federated(wanted, tmp_path, Rules(deadline=30, clip=None))
+    wanted = experiment(rounds=3, clip=(CLIPS | {"wide": 100.0})[clip])
+    found = federated(wanted, tmp_path, Rules(deadline=30, clip=1.0))
     expected = runs.start(Setup.of(wanted))
     assert_same(found.snapshot("last").server, expected.snapshot("last").server, 1e-12)
     assert [row["clip"] for row in found.history] == [row["clip"] for row in expected.history]

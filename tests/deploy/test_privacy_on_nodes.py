@@ -77,9 +77,9 @@ def test_a_client_keeps_its_own_budget_whatever_the_server_asks(tmp_path: Path) 
     account = OwnAccount.of(Setup.of(private()).work(), made.train, private(epsilon=4.0, noise=1.5).privacy
                             or Privacy(noise=1.0), 0)
     assert account.spent(1) < account.spent(2) < account.spent(3)
-    account.require(1)
+    account.require(1, 1)
     with pytest.raises(UsageError, match="once more would exceed"):
-        account.require(3)
+        account.require(3, 1)
     run = played(made, tmp_path)
     assert run.rounds == 0
     assert run.summary["stopped"] == "budget"
@@ -96,10 +96,15 @@ def test_a_reply_that_is_asked_for_again_counts_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("own", "train", "words"), [
     ({"noise": None, "epsilon": 4.0}, {}, "part of what is agreed"),
     ({"unit": "client", "sampling": "poisson"}, {"cohort": 2}, "hide nobody"),
-    ({}, {"patience": 2}, "patience")])
+    ({}, {"patience": 2}, "patience"),
+    ({"scale": "client"}, {}, "one row is in what all others add")])
 def test_what_clients_could_not_check_is_refused(own: dict[str, Any], train: dict[str, Any], words: str,
                                                  tmp_path: Path) -> None:
-    made = dataclasses.replace(experiment("fedavg", train=train), privacy=private(**own).privacy)
+    data, own = {key: own[key] for key in own if key == "scale"}, {key: own[key] for key in own
+                                                                     if key != "scale"}
+    made = experiment("fedavg", train=train)
+    made = dataclasses.replace(made, privacy=private(**own).privacy, data=dataclasses.replace(
+        made.data, preprocess=dataclasses.replace(made.data.preprocess, **data)))
     with pytest.raises(UsageError, match=words):
         require_agreed(made)
     with pytest.raises(UsageError, match=words):

@@ -95,6 +95,29 @@ def test_clients_join_again_together_and_within_the_deadline(tmp_path: Path) -> 
         (name, "it cannot join again: no reply") for name in broken}
 
 
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_clock_that_jumps_makes_nobody_late(
+        jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an hour, while clients work; of those that never reply the deadline is what it was."""
+    nodes, real = flower.make_clients(DATA, tmp_path), time.time
+    jumped: list[float] = []
+    monkeypatch.setattr(time, "time", lambda: real() + sum(jumped))
+
+    def silent(payload: Any) -> Any:
+        if WireMessage.decode(payload).facts["what"] != "work":
+            return nodes["2"](payload)
+        jumped.append(jump)
+        return None
+
+    server, told = flower.MemoryServer({"2": silent} | {name: nodes[name] for name in "013"}), flower.Quiet()
+    began = time.monotonic()
+    found = flower.federate(experiment("fedavg", train={"rounds": 1}), server, tmp_path / "server",
+                            observer=told, alone=False, rules=Rules(deadline=0.5))
+    assert jumped
+    assert {*found.history[0]["rejections"]} == {"2"}
+    assert time.monotonic() - began < 30
+
+
 @pytest.mark.parametrize("trouble", ["drops", "hangs", "fails"])
 def test_a_client_that_does_not_join_is_waited_for(
         trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

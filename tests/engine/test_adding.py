@@ -47,7 +47,7 @@ def facts(reports: list[RoundReport]) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Any:
     def switch() -> None:
-        monkeypatch.setattr(Training, "_adding", lambda *_: None)
+        monkeypatch.setattr(Training, "adding", lambda *_: None)
     return switch
 
 

@@ -121,7 +121,7 @@ every = 1
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("client,first\na,1\n", "no column 'last'"), ("client,first,last\nz,1,2\n", "line 2: client 'z'"),
+    ("client,first\na,1\n", "no column 'last'"), ("client,first,last\nz,1,2\n", "line 2: unknown client 'z'"),
     ("client,first,last\na,0,2\n", "line 2, first must be the number of a round"),
     ("client,first,last\na,5,2\n", "last = 2 is before first = 5"),
     ("client,first,last,pace\na,1,2,slow\n", "pace must be seconds"), ("", "no column 'client'"),

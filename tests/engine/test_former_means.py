@@ -31,7 +31,7 @@ def former_mean(rows: Tree, weights: Tensor) -> Tree:
 def server(method: Algorithm, *, one_by_one: bool) -> Tree:
     with engine(method, ragged(), backend="loop", dtype="float64", cohort=4) as e:
         if one_by_one:
-            e.training._adding = lambda *_: None  # type: ignore[method-assign]
+            e.training.adding = lambda *_: None  # type: ignore[method-assign]
         assert isinstance(e.training, Training)
         e.play(4)
         return e.training.server

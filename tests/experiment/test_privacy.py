@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import beta
 from torch import Tensor, nn
 
 import descant
+from audit import lower_bound
 from descant.algorithms import ALGORITHMS, FedAvg
 from descant.core.federation import Federation
 from descant.core.permit import ran
+from descant.core.privacy import gradients
 from descant.core.privacy.settings import Privacy
 from descant.core.tree import leaves
 from descant.engine.account import Account, Queries, front
@@ -37,7 +38,7 @@ from descant.experiment.site_privacy import sites
 from descant.models.module import ModuleTask
 from descant.priors.solve import SGD
 from descant.theory.accountant import Event, epsilon, gaussian_epsilon
-from descant.view.tables import privacy_words
+from descant.view.tables import _choice, privacy_words
 from helpers import on_any_model
 
 KNOWN = {"privacy.sampling": "known"}  # exact, and without opacus
@@ -243,6 +244,28 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any], words: str) -> N
         Setup.of(made(settings)).decided()
 
 
+@pytest.mark.parametrize("settings", [{"scale": "client"}, {"impute": "client"}], ids=str)
+def test_rows_that_are_changed_by_other_rows_are_refused(settings: dict[str, Any]) -> None:
+    """One row that moves the mean of its client moves what all other rows add, each by up to twice the clip:
+    the noise is for one. A client with all its rows may do with them what it likes."""
+    rng = np.random.default_rng(0)
+    federation = Federation.from_arrays(rng.standard_normal((60, 4)), np.arange(60) % 2, np.arange(60) % 3,
+                                        **settings)
+    for name in ("fedavg", "ditto"):
+        with pytest.raises(UsageError, match=r'"constants" with numbers that are known without'):
+            descant.run(name, federation=federation, rounds=1, privacy={"noise": 2.0, "sampling": "known"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = {"noise": 2.0, "sampling": "known", "unit": "client"}
+        assert descant.run("fedavg", federation=federation, rounds=1, privacy=whole).rounds == 1
+        alone = descant.run("localtrain", federation=federation, rounds=1, privacy={"noise": 2.0})
+        assert alone.history[-1]["epsilon"] == 0
+    known = Federation.from_arrays(rng.standard_normal((60, 4)), np.arange(60) % 2, np.arange(60) % 3,
+                                   scale="constants", mean=[0.5], std=[2.0])
+    assert descant.run("fedavg", federation=known, rounds=1,
+                       privacy={"noise": 2.0, "sampling": "known"}).rounds == 1
+
+
 def test_coins_are_fair_and_empty_batches_are_batches() -> None:
     shares = [np.arange(40)]
     found = [toss("stream", (0, "local", k, 0), shares, 4, 50) for k in range(20)]
@@ -281,28 +304,37 @@ def audited(with_canary: bool, privacy: Privacy, seed: int, clients: int) -> tup
     return outcome.values.upload.theta[:, 0], training.account
 
 
-@pytest.mark.parametrize("sampling", ["known", pytest.param("poisson", marks=pytest.mark.slow)])
-def test_an_audit_never_measures_more_than_is_claimed(sampling: Any) -> None:
-    """A canary: a row whose gradient no other row shares, with a client or not. An attacker who sees the
-    upload guesses by the model along it. From its wrong guesses follows a lower bound of epsilon (Jagielski
-    et al. 2020), which is below what is claimed; and not far, so that half the noise would be noticed."""
+def audit(sampling: Any) -> tuple[float, Account]:
+    """What an attacker measures who looks for a canary, a row whose gradient no other row shares, by the
+    model along it."""
     clients, delta = 6000, 1e-2
     privacy = Privacy(noise=1.0, clip=0.5, delta=delta, sampling=sampling)
     with_it, account = audited(True, privacy, 1, clients)
     without, _ = audited(False, privacy, 2, clients)
-    measured = 0.0
-    for threshold in torch.quantile(torch.cat([with_it, without]), torch.linspace(0.02, 0.98, 40).double()):
-        for first, second in ((with_it <= threshold, without <= threshold),
-                              (with_it > threshold, without > threshold)):
-            hits, alarms = int(first.sum()), int(second.sum())
-            least = float(beta.ppf(0.001, hits, clients - hits + 1)) if hits else 0.0  # Clopper-Pearson
-            most = float(beta.ppf(0.999, alarms + 1, clients - alarms)) if alarms < clients else 1.0
-            if least > delta:
-                measured = max(measured, math.log((least - delta) / most))
+    return lower_bound(with_it.numpy(), without.numpy(), delta), account
+
+
+@pytest.mark.parametrize("sampling", ["known", pytest.param("poisson", marks=pytest.mark.slow)])
+def test_an_audit_never_measures_more_than_is_claimed(sampling: Any) -> None:
+    """And not far less, so that a wrong account would be noticed."""
+    measured, account = audit(sampling)
     claimed = account.spent(1)
     assert 0.35 * claimed < measured <= claimed
-    half = Account(privacy, account.train, account.sizes, account.queries, account.trained)
-    assert measured > half.largest(1, 2.5 * 1.0)  # noise of 2.5 was not there
+    assert measured > account.largest(1, 2.5)  # noise of 2.5 was not there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["known", "poisson"])
+@pytest.mark.parametrize("fault", ["no noise", "a third of the noise", "no clip"])
+def test_an_audit_notices_what_is_missing(fault: str, sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, clipped = gradients.drawn, gradients.clipped
+    if fault == "no clip":
+        monkeypatch.setattr(gradients, "clipped", lambda *given: torch.ones_like(clipped(*given)))
+    else:
+        left = 0.0 if fault == "no noise" else 1 / 3
+        monkeypatch.setattr(gradients, "drawn", lambda *given: left * drawn(*given))
+    measured, account = audit(sampling)
+    assert measured > account.spent(1)
 
 
 def test_python_takes_the_section(tmp_path: Path) -> None:
@@ -315,6 +347,18 @@ def test_python_takes_the_section(tmp_path: Path) -> None:
     assert again.rounds == 2
     with pytest.raises(UsageError, match=r"privacy must hold the fields of \[privacy\]"):
         descant.run("fedavg", federation=federation, privacy=3)  # type: ignore[arg-type]
+
+
+def test_a_best_round_that_a_real_federation_would_not_know_is_told() -> None:
+    run = played(KNOWN | {"train.rounds": 4, "eval.every": 1, "privacy.noise": 30.0})
+    best, last = run.summary["best"]["round"], run.summary["last"]["round"]
+    assert best != last  # with this noise it gets worse
+    for changes, words in ((run.summary, "a real federation"),
+                           ({"best": None, "last": None}, "keeps the figures that select it"),
+                           ({"privacy": run.summary["privacy"] | {"figures": "told"}}, "")):
+        found = _choice(run.summary | changes)
+        assert words in found
+        assert bool(found) == bool(words)
 
 
 def test_sites_are_told_what_they_can_hope_for() -> None:

@@ -109,6 +109,11 @@ def test_solvers_in_a_file():
         parse_algorithm({"name": "fedavg", "solver": {"name": "sgd", "schedule": {"name": "cosin"}}})
 
 
+def test_a_solver_that_is_only_named_is_told_how_to_write_it():
+    with pytest.raises(UsageError, match=r'write { name = "adam" }, in Python {"name": "adam"}'):
+        FedAvg(solver="adam")
+
+
 @pytest.mark.parametrize("method", [APFL, pFedBayes])
 def test_a_ridge_is_not_decoupled(method):
     with pytest.raises(UsageError, match="is a ridge in its loss"):

@@ -88,7 +88,8 @@ backend = "vectorised"
     assert call("run", tmp_path / "e.toml", "--out", tmp_path / "typed").code == 0
     federation = descant.federation("digits", partition="classes", clients=3)
     settings: dict[str, Any] = {"federation": federation, "rounds": 2, "backend": "vectorised"}
-    run = descant.run("fedavg", class_weights=[1.0] * 9 + [5.0], out=tmp_path / "python", **settings)
+    weights = torch.tensor([1.0] * 9 + [5.0])  # as for torch's own losses
+    run = descant.run("fedavg", class_weights=weights, out=tmp_path / "python", **settings)
 
     def state(name: str) -> bytes:
         return (tmp_path / name / "checkpoint" / "state.safetensors").read_bytes()

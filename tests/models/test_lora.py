@@ -65,6 +65,32 @@ def test_an_adapter_is_exported_as_one_of_peft(example: ModuleType, tmp_path: Pa
     assert torch.equal(loaded(tokens).logits, run.personal_model(0)(tokens).logits)
 
 
+class Features(torch.nn.Module):
+    """A frozen Transformer as a feature extractor: what it says of the first token, without dropout."""
+
+    rows = 0
+
+    def __init__(self, backbone: torch.nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone.requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        Features.rows += len(tokens)
+        found: torch.Tensor = self.backbone.eval()(tokens).last_hidden_state[:, 0]
+        return found
+
+
+def test_a_frozen_transformer_runs_once_for_each_row(example: ModuleType) -> None:
+    net = torch.nn.Sequential(Features(example.backbone().bert), torch.nn.Linear(64, 2))
+    passed = []
+    for rounds in (1, 3):
+        Features.rows = 0
+        descant.run("ditto", federation=example.federation(), model=net, rounds=rounds, local={"steps": 2},
+                    batch=4, backend="vectorised")
+        passed.append(Features.rows)
+    assert passed[0] == passed[1]
+
+
 def test_the_example_shows_what_adapters_of_ones_own_gain(example: ModuleType, tmp_path: Path) -> None:
     found = example.main(tmp_path)
     assert found["ditto"] > found["fedavg"] + 0.2  # one model cannot serve both kinds of clients

@@ -232,7 +232,7 @@ def test_every_method(method: str, model: str, plain: Any) -> None:
             # see test_conformance: not Adam, before BatchNorm
             algorithm = dataclasses.replace(algorithm, solver=SGD(lr=lr))  # type: ignore[call-arg]
         with engine(algorithm, ragged(), MODELS[model](), **settings) as e:
-            reports = e.play(2)  # in the second, clients have states
+            reports = e.play(3)  # from the second on, clients have states
             losses = torch.tensor([r.loss for r in reports], dtype=torch.float64)
             return (e.server, e.states(), tuple(e.score().personal), losses,
                     torch.tensor([r.grad_steps for r in reports]))

@@ -43,7 +43,8 @@ def first(side) -> First:
     return First(side.round(), side.models(), side.evaluate())
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [pytest.param(name, marks=pytest.mark.slow if name == "cnn2" else ())
+                                   for name in MODELS])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_lean_loop_and_the_engine_do_the_same(method, model):
     """In float64, after two rounds: the same models to rounding, from the same number of gradient steps."""
@@ -237,6 +238,7 @@ def test_what_methods_cost_beside_pfedme(monkeypatch):
     assert re.search(r"fedper +\n", console.file.getvalue())
 
 
+@pytest.mark.slow
 def test_what_parts_cost_at_least(monkeypatch, capsys):
     """The benchmarks of parts run, on little: every cell of their tables is a number."""
     monkeypatch.setattr(passes, "REPEATED", 5)

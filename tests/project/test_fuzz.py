@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import strategies as st
@@ -18,8 +19,25 @@ pytestmark = pytest.mark.thorough
 @pytest.mark.parametrize("name", KINDS)
 def test_some_cases_of_a_kind(name: str, tmp_path: Path) -> None:
     pytest.importorskip("flwr" if name in ("requests", "replies", "frames") else "pyarrow")
-    count = 5 if name == "replies" else 30
-    assert 0 <= case.run_cases(KINDS[name](tmp_path), count, 1) <= 10 * count
+    assert 0 <= case.run_cases(KINDS[name](tmp_path), 30, 1) <= 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "defence", "instead"), [
+    ("runs", "descant.core.sealed._crc", lambda tensors, text: 0),
+    ("runs", "descant.experiment.directory.text_check", lambda text: "00000000"),
+    ("damaged npz", "zipfile.ZipExtFile._update_crc", lambda file, data: None),
+    ("damaged models", "descant.deploy.export.manifest.hashlib",
+     SimpleNamespace(sha256=lambda data: SimpleNamespace(hexdigest=str))),
+    ("replies", "descant.deploy.backend.not_finite", lambda upload: None),
+    ("replies", "descant.deploy.backend.RemoteBackend._check_scores", lambda *given: None),
+])
+def test_without_a_defence_a_silent_difference_is_found(
+        name: str, defence: str, instead: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    monkeypatch.setattr(defence, instead)
+    with pytest.raises(AssertionError):
+        case.run_cases(KINDS[name](tmp_path), 3000, 1)
 
 
 def take_long(given: int) -> None:

@@ -34,20 +34,25 @@ def test_no_room_imports_a_higher_one() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(("room", "line"), [
-    ("core/tree.py", "from descant.engine import rounds"),
-    ("priors/precision.py", "def hidden():\n    from descant.algorithms import fedavg"),
-    ("comparison/plan.py", "def hidden():\n    import descant.view.tables"),
-    ("core/vector.py", "def hidden():\n    from descant.core.task import Task"),
-])
-def test_a_forbidden_import_is_found_even_in_a_function(room: str, line: str, tmp_path: Path) -> None:
+FORBIDDEN = {
+    "core.tree -> descant.engine.rounds": "from descant.engine import rounds",
+    "priors.precision -> descant.algorithms.fedavg":
+        "def hidden():\n    from descant.algorithms import fedavg",
+    "comparison.plan -> descant.view.tables": "def hidden():\n    import descant.view.tables",
+    "core.vector -> descant.core.task": "def hidden():\n    from descant.core.task import Task",
+}
+
+
+def test_a_forbidden_import_is_found_even_in_a_function(tmp_path: Path) -> None:
     copy = tmp_path / "descant"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    with (copy / room).open("a", encoding="utf-8") as file:
-        file.write(f"\n\n{line}\n")
+    for arrow, line in FORBIDDEN.items():
+        room = arrow.partition(" ")[0].replace(".", "/")
+        with (copy / f"{room}.py").open("a", encoding="utf-8") as file:
+            file.write(f"\n\n{line}\n")
     done = lint_imports(copy)
     assert done.returncode == 1, done.stdout
-    assert "is not allowed to import" in done.stdout
+    assert [arrow for arrow in FORBIDDEN if f"descant.{arrow}" not in done.stdout] == []
 
 
 def test_the_rooms_are_few_and_say_what_they_are() -> None:

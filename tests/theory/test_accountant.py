@@ -41,6 +41,27 @@ def test_sampled_sums_have_the_published_epsilons(event: Event, prv: float, reny
     assert renyi_epsilon(event, 1e-5) == pytest.approx(renyi, rel=1e-3)
 
 
+#: Epsilon by privacy loss distributions, the worse of a unit that comes and one that goes: dp-accounting
+#: 0.6.0, PLDAccountant().compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)),
+#: times)).get_epsilon(delta); rate 1: without the coin.
+BY_LOSSES = {
+    (Event(2.0, 0.1, 500), 1e-6): 6.2167, (Event(1.0, 0.9, 3), 0.1): 2.6103,
+    (Event(3.0, 0.05, 200), 1e-2): 0.3507,
+    (Event(1.0, 1.0, 25), 1e-5): 33.1037, (Event(1.0, 0.9, 10), 1e-2): 10.3740,
+    (Event(0.7, 0.02, 300), 1e-5): 5.4351, (Event(0.8, 0.2, 1), 1e-4): 2.8468,
+    (Event(1.1, 0.01, 10_000), 1e-5): 5.1926, (Event(4.0, 0.01, 10_000), 1e-5): 0.9470,
+    (Event(1.0, 0.5, 20), 1e-5): 15.1233, (Event(8.0, 0.5, 200), 1e-5): 3.8379,
+    (Event(1.1, 32 / 300, 600), 1e-5): 16.7139,
+}
+
+
+@pytest.mark.parametrize(("event", "delta"), [
+    pytest.param(*key, marks=[] if k < 4 else pytest.mark.slow) for k, key in enumerate(BY_LOSSES)])
+def test_epsilon_is_that_of_another_accountant_or_a_little_more(event: Event, delta: float) -> None:
+    theirs = BY_LOSSES[event, delta]
+    assert theirs - 1e-4 <= epsilon(event, delta) <= theirs + max(0.012, 0.002 * theirs)
+
+
 def test_the_numerical_composition_is_above_the_truth_of_one_sum() -> None:
     # one sum: P = (1-q) N(0, s^2) + q N(1, s^2) against Q = N(0, s^2), both ways, by integration
     q, s, delta = 0.2, 0.8, 1e-4

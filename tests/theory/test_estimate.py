@@ -251,7 +251,8 @@ def test_r_is_never_imaginary() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(("dataset", "fields", "model", "ridge"), [
     ("quadratics", {"dim": 6, "rows": 20, "noise": 3.0, "spread": 0.5}, "quadratic", 0.0),
-    ("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.1}, "mclr", 1 / 200),
+    pytest.param("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.1}, "mclr", 1 / 200,
+                 marks=pytest.mark.slow),
     pytest.param("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.4}, "mclr", 0.2 / 200,
                  marks=pytest.mark.slow),
 ])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from descant.core.algorithm import Algorithm, ClientData, Message, Round, mean_losses, renewed
 from descant.core.fields import hyper
+from descant.core.kernels.products import taken_rows
 from descant.core.ranges import Linear
 from descant.core.task import Task
 from descant.core.tree import map_tree, repeat, take
@@ -80,8 +81,7 @@ class FedFomo(Algorithm):
 
     def broadcast(self, server: Server, round: Round) -> Message:
         places = self.places(server.P, round)
-        return Message(each=map_tree(
-            lambda rows: rows.index_select(0, places.flatten()).unflatten(0, places.shape), server.theta))
+        return Message(each=map_tree(lambda rows: taken_rows(rows, places), server.theta))
 
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
         w = worth(task, state, message.each, data)

@@ -119,12 +119,13 @@ class FedPAC(Algorithm):
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
         (w, c, known), own = message
         size = body_size(task)
-        mean, second, _ = _moments(task, w, data)
+        before = mean, second, _ = _moments(task, w, data)
         v = (second - mean.square().sum()) / data.size
         first = (self.head * data.steps).round().clamp(min=1)
         pull = Pull(c, self.lam / c.shape[1] * known)
         model = self._trained(task, Model(torch.cat([w.theta[:size], own]), w.stats), data, first, pull)
-        after, _, shares = _moments(task, model, data)
+        # features that nothing is learned of are what they were
+        after, _, shares = _moments(task, model, data) if size or w.stats.numel() else before
         return Upload(model, mean, v, data.size * after, data.size * shares), model
 
     def _trained(self, task: Task, model: Model, data: ClientData, first: Tensor, pull: Pull) -> Model:
@@ -186,13 +187,14 @@ def combination(gram: Tensor, v: Tensor, i: int) -> Tensor:
     That is a' P a with P = diag(v) + ((h_i - h_j) . (h_i - h_l)). The least y' P y / 2 - sum_j y_j over
     y >= 0 lies on the same ray, and non-negative least squares finds it exactly in finitely many steps.
     """
-    from scipy.optimize import nnls  # slow to import
+    from scipy.linalg import solve_triangular  # slow to import
+    from scipy.optimize import nnls
 
     P = (torch.diag(v) + gram[i, i] - gram[i][:, None] - gram[i] + gram).numpy()
     scale = float(np.trace(P)) / len(P)
     P = P / (scale or 1.0) + 1e-10 * np.eye(len(P))  # it may be singular: a client of one row has v = 0
     L = np.linalg.cholesky(P)
-    y, _ = nnls(L.T, np.linalg.solve(L, np.ones(len(P))))
+    y, _ = nnls(L.T, solve_triangular(L, np.ones(len(P)), lower=True))
     return torch.from_numpy(y / y.sum())
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from descant.core.algorithm import Algorithm, ClientData, Message, Round
 from descant.core.fields import hyper
+from descant.core.kernels.products import some_rows
 from descant.core.ranges import Step
 from descant.core.task import Batch, Task
 from descant.core.tree import Tree, leaves, rebuild
@@ -20,7 +21,7 @@ from descant.core.vector import Model
 from descant.priors.quadratic import Flat
 from descant.priors.solve import SGD, Solver, solve
 
-BLOCK = 32  # clients whose models are made together
+BLOCK = 64  # clients whose models are made together
 
 
 class Layer(NamedTuple):
@@ -98,11 +99,12 @@ class pFedHN(Algorithm):
         return Server(tuple(phi), v, model.stats, memory)
 
     def broadcast(self, server: Server, round: Round) -> Message:
-        thetas = []
+        blocks = []
         for k in (round.cohort // BLOCK).unique().tolist():  # always the same: no bit depends on the cohort
             rows = round.cohort[round.cohort // BLOCK == k] - k * BLOCK
-            thetas.append(generated(server.phi, server.v[k * BLOCK : (k + 1) * BLOCK])[rows])
-        return Message(each=Model(torch.cat(thetas), server.stats.expand(len(round.cohort), -1)))
+            blocks.append((_inputs(server.phi, server.v[k * BLOCK : (k + 1) * BLOCK])[-1], rows))
+        thetas = some_rows(blocks, server.phi[-1].weight.T, server.phi[-1].bias)
+        return Message(each=Model(thetas, server.stats.expand(len(round.cohort), -1)))
 
     def local(self, task: Task, message: Message, state: tuple[()], data: ClientData
               ) -> tuple[Upload, tuple[()]]:

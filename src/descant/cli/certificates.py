@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from descant.cli.common import reporting
 from descant.cli.options import argument, option
 from descant.deploy import require_flower
+
+if TYPE_CHECKING:
+    from descant.deploy.certificates import Certificates
 
 PORT = 8443
 
@@ -46,39 +50,45 @@ def certificates(
 
         made = make_certificates(directory, host, clients or [], days, rotate=rotate or [],
                                  revoke=revoke or [])
-        everyone = sorted(path.stem for path in (directory / "server" / "clients").glob("*.pub"))
+        show_certificates(console, made, host, clients or [])
 
-        def say(text: str = "") -> None:
-            console.print(text, soft_wrap=True)
 
-        say(f"{made.authority} {directory / 'ca.crt'} and ca.key, the certificate authority")
-        say(f"{made.server} {directory / 'server'}, for a server at {host}, until {made.expires:%Y-%m-%d}")
-        for what, names in (("made", made.added), ("renewed", made.renewed), ("kept", made.kept)):
-            for name in names:
-                say(f"{what} {directory / name}, for the client {name}")
-        for name in made.revoked:
-            say(f"revoked the key of the client {name}; {directory / name} can be deleted")
-        say()
-        say("Distribute the folders:")
-        say(f"  {directory / 'server'} is for the server's machine")
-        for name in made.added:
-            say(f"  {directory / name} is for {name} only: it holds a private key")
-        for name in made.renewed:
-            say(f"  {directory / name / name}.pem is for {name}: it goes beside its key")
-        say(f"  {directory / 'ca.key'} stays here: with it anybody can pose as the server")
-        if made.server == "kept" and (made.added or made.revoked):
-            whom = "the new clients" if made.added else "that"
-            say(f"  a running server knows {whom} within seconds, if its folder is this one")
-        if made.server == "renewed":
-            say("  restart a running server so that it uses its new certificate")
-        say()
-        if not everyone:
-            say("No clients yet: add some with --client NAME")
-            return
-        name = (clients or everyone)[0]
-        address = f"[{host}]:{PORT}" if ":" in host else f"{host}:{PORT}"
-        say("Next, on the server's machine and on each client's:")
-        say(f"  descant server EXPERIMENT.toml --clients {len(everyone)} --keys "
-            f"{shlex.quote(str(directory / 'server'))} --out runs/federation")
-        say(f"  descant client --server {address} --name {shlex.quote(name)} --data FILE --keys "
-            f"{shlex.quote(name)}")
+def show_certificates(console: Console, made: Certificates, host: str, asked: list[str]) -> None:
+    """What was made, whom each folder is for, and the commands that come next."""
+    directory = made.directory
+
+    def say(text: str = "") -> None:
+        console.print(text, soft_wrap=True)
+
+    say(f"{made.authority} {directory / 'ca.crt'} and ca.key, the certificate authority")
+    say(f"{made.server} {directory / 'server'}, for a server at {host}, until {made.expires:%Y-%m-%d}")
+    for what, names in (("made", made.added), ("renewed", made.renewed), ("kept", made.kept)):
+        for name in names:
+            say(f"{what} {directory / name}, for the client {name}")
+    for name in made.revoked:
+        say(f"revoked the key of the client {name}; {directory / name} can be deleted")
+    say()
+    say("Distribute the folders:")
+    say(f"  {directory / 'server'} is for the server's machine")
+    for name in made.added:
+        say(f"  {directory / name} is for {name} only: it holds a private key")
+    for name in made.renewed:
+        say(f"  {directory / name / name}.pem is for {name}: it goes beside its key")
+    say(f"  {directory / 'ca.key'} stays here: with it anybody can pose as the server")
+    if made.server == "kept" and (made.added or made.revoked):
+        whom = "the new clients" if made.added else "that"
+        say(f"  a running server knows {whom} within seconds, if its folder is this one")
+    if made.server == "renewed":
+        say("  restart a running server so that it uses its new certificate")
+    say()
+    everyone = sorted(path.stem for path in (directory / "server" / "clients").glob("*.pub"))
+    if not everyone:
+        say("No clients yet: add some with --client NAME")
+        return
+    name = (asked or everyone)[0]
+    address = f"[{host}]:{PORT}" if ":" in host else f"{host}:{PORT}"
+    say("Next, on the server's machine and on each client's:")
+    say(f"  descant server EXPERIMENT.toml --clients {len(everyone)} --keys "
+        f"{shlex.quote(str(directory / 'server'))} --out runs/federation")
+    say(f"  descant client --server {address} --name {shlex.quote(name)} --data FILE --keys "
+        f"{shlex.quote(name)}")

@@ -44,6 +44,8 @@ def predict(
     with reporting("stopped; nothing was written") as console:
         if out is not None and (out.is_dir() or not out.parent.is_dir()):
             raise UsageError(f"--out {out}: name a file, in a directory that exists")
+        if out is not None and out.suffix.lower() != ".csv":
+            raise UsageError(f"--out {out}: the predictions are a table: name a file that ends in .csv")
         if out is not None and data.exists() and out.exists() and out.samefile(data):
             raise UsageError(f"--out {out} is the file with the rows: name another")
         from descant.deploy.export.predict import predictions

@@ -22,9 +22,9 @@ def reproduce(
     repetitions: Annotated[int | None, option(
         "--repetitions", "N", "Make only the first N repetitions. Default: as many as the item says.",
         min=1)] = None,
-    budget: Annotated[Literal["rounds", "steps"], typer.Option(
-        "--budget", help="What all methods have the same number of: rounds, as in the papers, or gradient "
-                         "steps.")] = "rounds",
+    budget: Annotated[Literal["both", "rounds", "steps"], typer.Option(
+        "--budget", help="What all methods have the same number of: rounds, as in the papers, gradient "
+                         "steps, or both, one after the other.")] = "both",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the runs are kept.")
                    ] = Path("results"),
     experiments: Annotated[Path | None, option(
@@ -58,14 +58,15 @@ def reproduce(
 
         place = of.place(experiments)
         found = of.chosen(of.find(place), item)
-        if time:
-            for each in found:
-                times.write(place, {each.name: times.measured(each)})
         single = item is not None and "/" in item
+        if time:
+            for each in found if single else of.runnable(found):
+                times.write(place, {each.name: times.measured(each)})
         if not (every or single) or time:
             show_items(console, found, times.read(place))
             return
         wanted = Wanted(out, jobs, repetitions, budget)
         for each in found if single else of.runnable(found, budget):
             console.print(f"{each.name}: {each.about().source}", soft_wrap=True)
-            show_claims(console, carry_out(each, wanted, Shown(console), draw))
+            for made in carry_out(each, wanted, Shown(console), draw):
+                show_claims(console, made)

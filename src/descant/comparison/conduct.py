@@ -13,6 +13,7 @@ from descant.comparison.execute import Display
 from descant.comparison.make import make
 from descant.comparison.methods import Listed
 from descant.comparison.plan import Budget, Plan, PlannedRun, Population, Splits, held
+from descant.comparison.taken import take
 from descant.core.metric import title
 from descant.core.permit import Permit
 from descant.core.units import duration, times
@@ -36,6 +37,7 @@ class Asked:
     baselines: bool
     command: str
     track: Sequence[str] = ()  # names of tools that are told of the runs
+    others: Path | None = None  # where comparisons are whose runs may serve
 
     def __post_init__(self) -> None:
         for name, least in (("jobs", 1), ("tune", 0)):
@@ -74,6 +76,8 @@ def conduct(tables: dict[str, Any], out: Path, asked: Asked, permit: Permit, sho
             shown.say(f"note: {remark}")
         if asked.tune:
             plan = _tuned(plan, labels, asked, shown)
+        if asked.others is not None:
+            plan = _taken(plan, labels, asked, asked.others, shown)
         plan, failed = _played(plan, labels, asked, shown)
         found = results.read(plan)
         if found.rows:
@@ -95,6 +99,15 @@ def _tuned(plan: Plan, labels: Sequence[str], asked: Asked, shown: Shown) -> Pla
         for label, found in execute.search(searches, asked.jobs, display).items():
             plan = plan.tuned(label, getattr(found, "values", None), found.note)
             plan.write()
+    return plan
+
+
+def _taken(plan: Plan, labels: Sequence[str], asked: Asked, others: Path, shown: Shown) -> Plan:
+    """The plan with the runs that other comparisons have made."""
+    plan, count = take(plan, plan.runs(labels, asked.seeds, jobs=asked.jobs), others)
+    if count:
+        plan.write()
+        shown.say(f"{times(count, 'run')} taken from other comparisons in {others}")
     return plan
 
 

@@ -17,7 +17,17 @@ from descant.comparison import measure
 from descant.comparison.budget import Cost, rounds_of
 from descant.comparison.methods import Contender, Listed, contenders, labels, reference
 from descant.comparison.paper import Paper
-from descant.comparison.plan import Budget, Method, Plan, Population, Splits, given_split, read, split_of
+from descant.comparison.plan import (
+    Budget,
+    Method,
+    Plan,
+    Population,
+    Splits,
+    given_split,
+    joined_versions,
+    read,
+    split_of,
+)
 from descant.core import fields
 from descant.core.federation import Federation
 from descant.core.files import write_atomic
@@ -84,7 +94,7 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
         known, every, setup.deciding.name, why, metrics,
         max(looks, 1 if before is None else before.looks), [] if before is None else before.looked_at,
         [*commands, command] if command and command not in commands else commands,
-        _versions({} if before is None else before.versions),
+        _versions() if before is None else joined_versions(before.versions, _versions()),
         _paper(before, tables, {*known, *labels(tables, probe.train, permit)}, names))
     try:
         first_split = split_of(base.data, splits, every[0])
@@ -194,15 +204,13 @@ def _picture(federation: Federation) -> dict[str, Any]:
     }
 
 
-def _versions(before: Mapping[str, str]) -> dict[str, str]:
-    """Of everything that the results depend on, also where a version has changed on the way."""
+def _versions() -> dict[str, str]:
+    """Of everything that the results depend on."""
     now = {"descant": __version__, "Python": platform.python_version(), "system": platform.platform()}
     now |= {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}
     if (commit := source_commit()) is not None:
         now["commit"] = commit
-    return {name: version if before.get(name, version) == version else
-            before[name] if before[name].endswith(f", then {version}") else f"{before[name]}, then {version}"
-            for name, version in now.items()}
+    return now
 
 
 def source_commit() -> str | None:

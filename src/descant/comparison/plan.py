@@ -111,16 +111,22 @@ class PlannedRun(NamedTuple):
         except (OSError, ValueError, KeyError):
             return None
 
-    def require_own(self) -> None:
-        """Refuse a run that is another one, such as one copied from another comparison."""
-        if not (self.place / "config.toml").exists():
-            return
+    @property
+    def is_the_same(self) -> bool:
+        """Whether there is such a run, of so many rounds, and it is complete."""
+        return self.done and layout.rounds(self.place) == self.size and not self._changed()
+
+    def _changed(self) -> list[str]:
+        """What the experiment of the run that is there has otherwise."""
         there = layout.config(self.place)
         with contextlib.suppress(UsageError):  # with the defaults of fields that are newer than the run
             there = plain(Experiment.parse(there).dump())
-        changed = [line for line in differences(there, plain(self.experiment.dump()))
-                   if not line.startswith(OWN_MAY_DIFFER)]
-        if changed:
+        return [line for line in differences(there, plain(self.experiment.dump()))
+                if not line.startswith(OWN_MAY_DIFFER)]
+
+    def require_own(self) -> None:
+        """Refuse a run that is another one, such as one copied from another comparison."""
+        if (self.place / "config.toml").exists() and (changed := self._changed()):
             raise DescantError(f"the run in {self.place} does not belong to this comparison ({changed[0]}): "
                                "remove it, and compare again")
 
@@ -246,6 +252,10 @@ class Plan(NamedTuple):
                              "has found: choose another --out")
         return self._replace(methods=self.methods | {label: after})
 
+    def also_made_with(self, versions: Mapping[str, str]) -> Plan:
+        """The plan of which some runs were made with other versions."""
+        return self._replace(versions=joined_versions(versions, self.versions))
+
     def has_runs(self, label: str) -> bool:
         return any(self.place_of(label).glob("seed-*"))
 
@@ -316,6 +326,18 @@ def held(out: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # not empty: it holds a comparison
             for place in new:
                 place.rmdir()
+
+
+def joined_versions(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Of everything that the results depend on, also where a version has changed on the way."""
+    then = ", then "
+
+    def joined(old: str, new: str) -> str:
+        if old in new.split(then):
+            return new
+        return old if old.endswith(then + new) else old + then + new
+
+    return {name: joined(before.get(name, version), version) for name, version in now.items()}
 
 
 def given_split(data: DataSpec) -> str | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor
 
 from descant.core.cast import cast_real
+from descant.core.given import as_constants, as_ids, as_pair, as_tensor, is_pair, owners, require_whole
 from descant.core.splits import SPLITS, Division, SplitName, Table, check_unseen
 from descant.core.units import times
-from descant.errors import UsageError, first_line, unknown
+from descant.errors import UsageError, one, unknown
 
 if TYPE_CHECKING:
     from descant.core.preprocess import Preprocess, Treatment
@@ -50,6 +50,7 @@ class Federation:
     column_names: tuple[str, ...] | None = None
 
     is_remote: ClassVar[bool] = False  # whether rows and client states are on the clients' machines
+    has_rows: ClassVar[bool] = True  # False: they are gone, or elsewhere, and those here are zeros
 
     def __post_init__(self) -> None:
         if not len(self.train):
@@ -77,12 +78,12 @@ class Federation:
             low, high = int(self.y.min()), int(self.y.max())
             if low < 0 or high >= self.classes:
                 raise UsageError(f"labels lie in {low}..{high}, outside the range 0..{self.classes - 1} "
-                                 f"of classes = {self.classes}")
+                                 f"of classes = {self.classes}: number the classes from 0")
         columns = self.x.shape[1] if self.x.dim() == 2 else None
         for what, own, names in (("classes", self.classes, self.class_names),
                                  ("columns", columns, self.column_names)):
             if names is not None and own is not None and len(names) != own:
-                raise UsageError(f"there are {len(names)} names for {own} {what}: give one for each")
+                raise UsageError(f"there are {own} {what}, and names for {len(names)}: give each its own")
 
     def __repr__(self) -> str:
         """In a line, and without a row of anyone's data."""
@@ -213,7 +214,7 @@ class Federation:
         from descant.core.notes import about_labels
         from descant.core.preprocess import Preprocess
 
-        xt, yt = _as_tensor(x, "x"), _as_tensor(y, "y")
+        xt, yt = as_tensor(x, "x"), as_tensor(y, "y")
         labels = None
         if not yt.is_floating_point():
             yt = yt.long()
@@ -221,27 +222,21 @@ class Federation:
                 numbers, labels = as_classes(yt.numpy())
                 yt, class_names = torch.from_numpy(numbers), class_names or labels
                 classes = int(yt.max()) + 1 if len(yt) else 1
-        if classes is not None and not isinstance(classes, int | np.integer):
-            raise UsageError(f"classes must be a whole number, not {classes!r}")
-        preprocess = Preprocess(scale=scale, mean=None if mean is None else tuple(mean),
-                                std=None if std is None else tuple(std), impute=impute,
-                                fill=None if fill is None else tuple(fill))
+        for name, number in (("classes", 1 if classes is None else classes), ("seed", seed),
+                             ("unseen", unseen)):
+            require_whole(number, name)
+        preprocess = Preprocess(scale=scale, mean=as_constants(mean, "mean"), std=as_constants(std, "std"),
+                                impute=impute, fill=as_constants(fill, "fill"))
         if partition is not None:
             if client is not None or names is not None or group is not None or split is not None or unseen:
                 raise UsageError("the partition says which client, name and split each row has, and who is "
                                  "unseen: leave out client, names, group, split and unseen")
             division = Division.read(partition, fingerprint_of(xt, yt), len(xt))
         else:
-            if client is None:
-                raise UsageError("client is missing: give the id of each sample's client, or a saved "
-                                 "partition")
-            ids = _as_ids(client, "client")
-            if not len(xt) == len(yt) == len(ids):
-                raise UsageError(f"x has {len(xt)} rows, y {len(yt)} and client {len(ids)}: "
-                                 "they must describe the same samples")
-            groups = None if group is None else _as_ids(group, "group", len(ids))
+            ids = owners(client, xt, yt)
+            groups = None if group is None else as_ids(group, "group", len(ids))
             division = Division.given(
-                ids, _as_ids(split, "split", len(ids)), group=groups, seed=seed, unseen=unseen, names=names
+                ids, as_ids(split, "split", len(ids)), group=groups, seed=seed, unseen=unseen, names=names
             ) if split is not None else Division.of(
                 ids, labels=yt.numpy() if classes is not None and yt.dim() == 1 else None, group=groups,
                 test=test, validation=validation, seed=seed, unseen=unseen, names=names)
@@ -298,21 +293,24 @@ class Federation:
     def from_datasets(cls, datasets: Mapping[str, Any] | Sequence[Any], **options: Any) -> Federation:
         """A federation from one dataset per client: a pair (x, y), or anything with `len` and `[k]`
         that yields (x, y), such as a `torch.utils.data.Dataset`. Options as in `from_arrays`."""
+        if not isinstance(datasets, Iterable):
+            raise UsageError("give a dataset for each client, by their names or in a list, not "
+                             f"{one(datasets)}")
         if not isinstance(datasets, Mapping):
             datasets = {str(k): dataset for k, dataset in enumerate(datasets)}
         if not datasets:
             raise UsageError("the federation has zero clients: give it at least one")
         for name, dataset in datasets.items():
             if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-                raise UsageError(f"the dataset of client {name!r} is a {type(dataset).__name__}: give a pair "
+                raise UsageError(f"the dataset of client {name!r} is {one(dataset)}: give a pair "
                                  "(x, y), or something with a length and items")
-            n_x, n_y = map(len, dataset) if _is_pair(dataset) else (len(dataset),) * 2
+            n_x, n_y = map(len, dataset) if is_pair(dataset) else (len(dataset),) * 2
             if n_x != n_y:
                 raise UsageError(f"client {name!r} has {n_x} samples x but {n_y} targets y")
             if not n_x:
                 raise UsageError(f"client {name!r} has no training data: give it some, "
                                  "or leave it out of the federation")
-        pairs = [_as_pair(dataset) for dataset in datasets.values()]
+        pairs = [as_pair(dataset) for dataset in datasets.values()]
         for part, name in enumerate(("samples", "targets")):
             shapes = {tuple(pair[part].shape[1:]) for pair in pairs}
             if len(shapes) > 1:
@@ -333,57 +331,3 @@ def _update(digest: Any, *tensors: Tensor) -> None:
     for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().numpy().data)
-
-
-def _as_tensor(values: Any, name: str) -> Tensor:
-    try:
-        with warnings.catch_warnings():  # nobody writes into samples: frames and maps of files will do
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            tensor = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
-    except (TypeError, ValueError) as error:
-        if np.asarray(values).dtype.kind in "OUS":
-            raise UsageError(f"{name} must be an array of numbers, and this holds text or objects: tables "
-                             "with text, and names of classes, are read by Federation.from_frame(table, "
-                             "target=..., client=...)") from None
-        raise UsageError(f"{name} must be an array of numbers: {error}") from None
-    if not tensor.dim():
-        raise UsageError(f"{name} must be an array with one row per sample, not {values!r}")
-    if tensor.is_complex():
-        raise UsageError(f"{name} must hold real numbers, and these are complex")
-    return tensor
-
-
-def _as_ids(values: Any, name: str, rows: int | None = None) -> np.ndarray:
-    """One id for each row: numbers or text."""
-    ids = np.asarray(values)
-    if ids.dtype.kind == "O" and all(isinstance(value, str) for value in ids.ravel()):  # as pandas has text
-        ids = ids.astype(str)
-    if rows is not None and len(ids) != rows:
-        raise UsageError(f"{name} has {len(ids)} rows, but x has {rows}: give each sample one")
-    missing = ids.dtype.kind == "f" and bool(np.isnan(ids).any())
-    if ids.ndim != 1 or ids.dtype.kind not in "biufUS" or missing:
-        raise UsageError(f"{name} must hold one id (a number or a text) for each sample, and none missing")
-    return ids
-
-
-def _is_pair(dataset: Any) -> bool:
-    return isinstance(dataset, tuple) and len(dataset) == 2
-
-
-def _as_pair(dataset: Any) -> tuple[Tensor, Tensor]:
-    if _is_pair(dataset):
-        return _as_tensor(dataset[0], "x"), _as_tensor(dataset[1], "y")
-    rows = [dataset[k] for k in range(len(dataset))]
-    for row in rows:
-        if isinstance(row, Mapping):
-            raise UsageError(f"the rows of the dataset are tables with {', '.join(map(str, row))}: say which "
-                             "of them is the target, with Federation.from_frame(dataset, target=..., "
-                             "client=...), or give pairs (x, y)")
-        if not isinstance(row, tuple | list) or len(row) != 2:
-            raise UsageError(f"a row of the dataset is a {type(row).__name__}: each must be a pair (x, y)")
-    try:
-        return (torch.stack([torch.as_tensor(x) for x, _ in rows]),
-                torch.stack([torch.as_tensor(y) for _, y in rows]))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"the rows of the dataset cannot be put together: {first_line(error)}; each must be "
-                         "a pair (x, y) of numbers, and all of the same shape") from None

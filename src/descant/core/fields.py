@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 from descant.core.ranges import Range
-from descant.errors import UsageError, unknown
+from descant.errors import UsageError, one, unknown
 
 T = TypeVar("T")
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
@@ -237,7 +237,11 @@ def coerce(value: Any, hint: Any, path: str) -> Any:
         raise unknown(f"{path}.name", value.get("name"), [_title(option) for option in tables])
     if all(get_origin(option) is Literal for option in options):
         raise unknown(path, value, [str(a) for option in options for a in get_args(option)])
-    raise UsageError(f"{path} must be {type_name(hint)}, not {value!r}")
+    is_name = isinstance(value, str) and value in [_title(option) for option in tables if _is_named(option)]
+    remedy = f': write {{ name = "{value}" }}, in Python {{"name": "{value}"}}' if is_name else ""
+    is_plain = isinstance(value, str | numbers.Number | list | tuple | Mapping | None)
+    given = repr(value) if is_plain else one(value)
+    raise UsageError(f"{path} must be {type_name(hint)}, not {given}{remedy}")
 
 
 def _fit(value: Any, option: Any, path: str) -> tuple[bool, Any]:
@@ -303,7 +307,8 @@ def type_name(hint: Any) -> str:
         elif option is type(None):
             words.append("absent")
         elif dataclasses.is_dataclass(option):
-            words.append(f"{{ {_title(option)} }}")
+            words.append(f"{{ {_title(option)} }}" if _is_named(option) else " or ".join(
+                f"{{ {field.name} = ... }}" for field in dataclasses.fields(option)))
         else:
             words.append({float: "a number", int: "an integer", str: "text", bool: "true or false"}.get(
                 option, getattr(option, "__name__", str(option))))

@@ -42,9 +42,11 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_directory(path.parent)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)  # which is the one that the user knows
         raise
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import numbers
-from collections.abc import Hashable, Mapping, Sequence
+import os
+import uuid
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from descant.errors import UsageError, unknown
+from descant.errors import UsageError, one, unknown
 
+TIMES = (datetime.date, datetime.time, datetime.timedelta)
 FEW = 20  # so many different texts are categories, whatever the number of rows
 
 
@@ -42,7 +47,7 @@ class Labelled(NamedTuple):
     names: tuple[str, ...]
 
 
-def arrays(table: Any, roles: Mapping[str, Any], columns: Sequence[Any] | None
+def arrays(table: Any, roles: Mapping[str, Any], columns: Iterable[Any] | None
            ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """The samples and targets of a table, and what else `Federation.from_arrays` is told. `roles` has the
     columns for "target", "client", "group" and "split"; the last two may be None."""
@@ -50,8 +55,9 @@ def arrays(table: Any, roles: Mapping[str, Any], columns: Sequence[Any] | None
         if roles[what] is None:
             raise UsageError(f"{what} is missing: name the column to predict as target, and the one that "
                              "says whose row it is as client")
-    if isinstance(columns, str):
+    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
         raise UsageError(f"columns must be a list: columns=[{columns!r}]")
+    columns = None if columns is None else list(columns)
     found = columns_of(table)
     used = {what: name for what, name in roles.items() if name is not None}
     for name in (*used.values(), *(columns or ())):
@@ -59,12 +65,13 @@ def arrays(table: Any, roles: Mapping[str, Any], columns: Sequence[Any] | None
             raise UsageError(f"{name!r} is no column: name one column for each role")
         if name not in found:
             raise unknown("column", name, map(str, found))
-    features = [name for name in found if name not in used.values()] if columns is None else list(columns)
+    features = [name for name in found if name not in used.values()] if columns is None else columns
     if wrong := [name for name in features if name in used.values()]:
         raise UsageError(f"the column {wrong[0]!r} cannot be a feature: it says the "
                          f"{next(what for what, name in used.items() if name == wrong[0])}")
     if not features:
         raise UsageError("no column is left for the features")
+    _require_one_length({name: found[name] for name in (*features, *used.values())})
     x, names = joined({name: feature(name, found[name]) for name in features})
     y, classes = target(roles["target"], found[roles["target"]])
     own: dict[str, Any] = {what: ids(name, found[name]) for what, name in used.items() if what != "target"}
@@ -93,18 +100,49 @@ def columns_of(table: Any) -> dict[Any, Any]:
                 if hasattr(table.features[name], "names") else values for name, values in found.items()}
     if isinstance(table, Mapping):
         return dict(table)
+    if isinstance(table, str | os.PathLike):
+        raise UsageError(f"the table is the path {str(table)!r}: read the file first, as in "
+                         "from_frame(pandas.read_csv(path), ...)")
     if not hasattr(table, "__len__") or not hasattr(table, "__getitem__"):
-        raise UsageError("the table must be a data frame, a dataset or a mapping of columns, not a "
-                         f"{type(table).__name__}")
-    rows = [table[k] for k in range(len(table))]
+        raise UsageError("the table must be a data frame, a dataset or a mapping of columns, not "
+                         f"{one(table)}")
+    return _of_rows([table[k] for k in range(len(table))])
+
+
+def _of_rows(rows: list[Any]) -> dict[Any, Any]:
+    """The columns of rows that are mappings or tuples, all alike."""
     if not rows:
         raise UsageError("the table has no rows")
     first = rows[0]
+    if not isinstance(first, Mapping | tuple | list):
+        raise UsageError(f"a row of the table is {one(first)}: it must be a mapping or a tuple; arrays are "
+                         "read by Federation.from_arrays(x, y, client)")
     if isinstance(first, Mapping):
+        for k, row in enumerate(rows):
+            if not isinstance(row, Mapping) or row.keys() != first.keys():
+                raise UsageError(f"row {k} of the table is not like the first: give every row the columns "
+                                 f"{', '.join(map(str, first))}, with None where a value is missing")
         return {name: _objects([row[name] for row in rows]) for name in first}
-    if isinstance(first, tuple | list):
-        return {place: _objects([row[place] for row in rows]) for place in range(len(first))}
-    raise UsageError(f"a row of the table is a {type(first).__name__}: it must be a mapping or a tuple")
+    for k, row in enumerate(rows):
+        if not isinstance(row, tuple | list) or len(row) != len(first):
+            raise UsageError(f"row {k} of the table is not like the first: give every row {len(first)} "
+                             "values, with None where one is missing")
+    return {place: _objects([row[place] for row in rows]) for place in range(len(first))}
+
+
+def _require_one_length(columns: Mapping[Any, Any]) -> None:
+    lengths = {}
+    for name, column in columns.items():
+        values = column.numbers if isinstance(column, Labelled) else column
+        if isinstance(values, str | Mapping) or not hasattr(values, "__len__") or getattr(
+                values, "shape", None) == ():
+            raise UsageError(f"the column {name!r} is {one(values)}: it must have a value for every row")
+        lengths[name] = len(values)
+    if len({*lengths.values()}) > 1:
+        raise UsageError("the columns have different numbers of rows: "
+                         + ", ".join(f"{name!r} {length}" for name, length in lengths.items()))
+    if not next(iter(lengths.values())):
+        raise UsageError("the table has no rows")
 
 
 def _require_whole(table: Any) -> None:
@@ -125,12 +163,14 @@ def feature(name: Any, column: Any) -> Encoded:
     if values.dtype.kind in "biuf":
         shaped = values.ndim > 1
         return Encoded(values if shaped else values.astype(np.float32), () if shaped else (str(name),))
-    texts = _texts(name, values)
+    texts = _texts(name, values, given)
     found = [text for text in dict.fromkeys(texts) if text is not None]
     if given is None and len(found) > max(FEW, len(texts) // 2):
         raise UsageError(f"the column {name!r} has {len(found)} different texts in {len(texts)} rows, which "
                          "is no category: leave it out with columns=[...], or make numbers of it")
     categories = given or tuple(sorted(found))
+    if not categories:
+        raise UsageError(f"the column {name!r} has no value in any row: leave it out with columns=[...]")
     codes = np.array([len(categories) if text is None else categories.index(text) for text in texts], int)
     rows = np.eye(len(categories) + 1, len(categories), dtype=np.float32)
     rows[-1] = np.nan
@@ -160,7 +200,7 @@ def target(name: Any, column: Any) -> tuple[np.ndarray, tuple[str, ...] | None]:
         return values.astype(np.int64), ("False", "True")
     if values.dtype.kind in "iuf":
         return values, None
-    texts = _texts(name, values)
+    texts = _texts(name, values, given)
     if None in texts:
         raise UsageError(f"the target {name!r} is missing in row {texts.index(None)}: leave the row out")
     classes = given or tuple(sorted({str(text) for text in texts}))
@@ -169,11 +209,13 @@ def target(name: Any, column: Any) -> tuple[np.ndarray, tuple[str, ...] | None]:
 
 def ids(name: Any, column: Any) -> np.ndarray:
     """An id for each row: whole numbers, or text."""
-    values, _ = _plain(name, column)
+    values, given = _plain(name, column)
+    if values.dtype.kind == "f" and np.array_equal(values, np.round(values)):
+        values = values.astype(np.int64)  # numbers of clients that pandas has made real ones
     if values.dtype.kind in "biu":
         return values
-    texts = _texts(name, values) if values.dtype.kind not in "f" else [
-        None if value != value else f"{value:g}" for value in values.tolist()]
+    texts = _texts(name, values, given) if values.dtype.kind != "f" else [
+        None if value != value else repr(value) for value in values.tolist()]
     if None in texts:
         raise UsageError(f"the column {name!r} is missing in row {texts.index(None)}: every row needs one")
     return np.array(texts)
@@ -187,15 +229,21 @@ def _plain(name: Any, column: Any) -> tuple[np.ndarray, tuple[str, ...] | None]:
     if (categories := getattr(dtype, "categories", None)) is not None:
         return np.array(column, object), tuple(str(category) for category in categories)
     kind = getattr(dtype, "kind", "O")
+    if kind in "Mm":
+        raise _times(name)
     if kind in "biuf" and hasattr(column, "isna") and bool(column.isna().any()):
         return np.asarray(column.astype("float64")), None
     values = np.asarray(column if kind != "O" else _objects(list(column)))
     if values.dtype.kind in "Mm":
-        raise UsageError(f"the column {name!r} holds times: make numbers of them, such as days since a date, "
-                         "or leave it out with columns=[...]")
+        raise _times(name)
+    if values.dtype.kind == "c":
+        raise UsageError(f"the column {name!r} holds complex numbers: make two columns of it, real and "
+                         "imaginary part")
     if values.dtype.kind != "O":
         return values, None
     cells = [cell for cell in values if not is_missing(cell)]
+    if any(isinstance(cell, TIMES) or type(cell).__name__ == "Period" for cell in cells):
+        raise _times(name)
     if cells and all(isinstance(cell, list | tuple) or getattr(cell, "shape", ()) for cell in cells):
         try:
             return np.stack([np.asarray(cell) for cell in values]), None
@@ -204,10 +252,17 @@ def _plain(name: Any, column: Any) -> tuple[np.ndarray, tuple[str, ...] | None]:
                              ) from None
     if cells and all(isinstance(cell, bool | np.bool_) for cell in cells):
         return (values.astype(bool) if len(cells) == len(values) else _with_gaps(values)), None
-    if cells and all(isinstance(cell, numbers.Number) or hasattr(cell, "item") for cell in cells):
+    if cells and all(isinstance(cell, numbers.Real | decimal.Decimal) or hasattr(cell, "item")
+                     for cell in cells):
         whole = len(cells) == len(values)
-        return (np.array([np.asarray(cell).item() for cell in values]) if whole else _with_gaps(values)), None
+        found = np.array([np.asarray(cell).item() for cell in values]) if whole else _with_gaps(values)
+        return (found.astype(np.float64) if found.dtype.kind == "O" else found), None
     return values, None
+
+
+def _times(name: Any) -> UsageError:
+    return UsageError(f"the column {name!r} holds times: make numbers of them, such as days since a date, "
+                      "or leave it out with columns=[...]")
 
 
 def _with_gaps(values: np.ndarray) -> np.ndarray:
@@ -220,11 +275,16 @@ def is_missing(cell: Any) -> bool:
         isinstance(cell, float | np.floating) and cell != cell)
 
 
-def _texts(name: Any, values: np.ndarray) -> list[str | None]:
+def _texts(name: Any, values: np.ndarray, given: tuple[str, ...] | None) -> list[str | None]:
+    """Cells as text, None where one is missing. Categories that are `given` may be anything."""
     texts = [None if is_missing(cell) else cell for cell in values.tolist()]
     kinds = sorted({type(text).__name__ for text in texts if text is not None})
     if len(kinds) > 1:
         raise UsageError(f"the column {name!r} holds {' and '.join(kinds)}: make them the same")
+    if given is None and kinds and not isinstance(
+            strange := next(text for text in texts if text is not None), str | uuid.UUID):
+        raise UsageError(f"the column {name!r} holds {one(strange)} in each row: make numbers or text of it, "
+                         "or leave it out with columns=[...]")
     return [None if text is None else str(text) for text in texts]
 
 

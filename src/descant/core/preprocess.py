@@ -30,15 +30,21 @@ class Treatment(NamedTuple):
     fill: Tensor | None = None  # [clients, columns] float64
     mean: Tensor | None = None
     std: Tensor | None = None
+    is_learned: bool = False  # whether any of it is a statistic of rows
 
     def pick(self, clients: Any) -> Treatment:
         """The treatment of these clients, in this order."""
-        return Treatment(self.dtype, *(None if part is None else part[clients] for part in self[1:]))
+        fill, mean, std = (None if part is None else part[clients]
+                           for part in (self.fill, self.mean, self.std))
+        return self._replace(fill=fill, mean=mean, std=std)
 
     def constants(self, client: int) -> dict[str, list[float]]:
         """The numbers for one client, one for each column."""
-        return {name: part[client].tolist() for name, part in zip(self._fields[1:], self[1:], strict=True)
-                if part is not None}
+        return {name: part[client].tolist() for name, part in self._parts().items()}
+
+    def _parts(self) -> dict[str, Tensor]:
+        found = {"fill": self.fill, "mean": self.mean, "std": self.std}
+        return {name: part for name, part in found.items() if part is not None}
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,11 @@ class Preprocess(Checked):
     @property
     def changes(self) -> bool:
         return self.scale != "none" or self.impute != "none"
+
+    @property
+    def learns(self) -> bool:
+        """Whether what is done to a row depends on other rows."""
+        return "client" in (self.scale, self.impute)
 
     def check(self, x: Tensor, names: Sequence[str] | None = None) -> None:
         """Refuse values that preprocessing would not repair, and constants that do not fit. `names` are those
@@ -117,7 +128,7 @@ class Preprocess(Checked):
         found = {name: given[name].expand(len(train), table.shape[1]).clone() for name in used}
         if self.impute == "constants":
             table.copy_(table.where(~table.isnan(), _as_column(given["fill"], x)))
-        if "client" in (self.scale, self.impute):
+        if self.learns:
             for client in range(len(train)):
                 rows = torch.from_numpy(np.concatenate([train[client], validation[client], test[client]]))
                 table[rows], own = self._of_client(table[rows], len(train[client]), given["mean"])
@@ -128,7 +139,7 @@ class Preprocess(Checked):
         if bool((large := table.isinf()).any()):
             row, column, _ = torch.nonzero(large)[0].tolist()
             raise UsageError(f"x[{row}, {column}] is too large to be scaled: correct it, or scale it by less")
-        return x, Treatment(x.dtype, **found)
+        return x, Treatment(x.dtype, **found, is_learned=self.learns)
 
     def _of_client(self, block: Tensor, training: int, zero: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """One client's rows [rows, columns, values], whose first `training` set the statistics, and these

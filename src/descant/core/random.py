@@ -11,7 +11,7 @@ import random as python_random
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -37,20 +37,26 @@ class Streams:
     """
 
     def __init__(self, seed: int, purpose: str, *keys: int, last: np.ndarray) -> None:
-        self._seed, self._purpose, self._keys = seed, purpose, keys
-        self._last = last.tolist()
-        words = [seed, zlib.crc32(purpose.encode()), *keys]
-        is_small = min([*words, *self._last]) >= 0 and max([*words, *self._last]) < 2**32
-        self._states: list[tuple[int, int]] | None = None
-        if is_small and len(self._last) >= MANY:
-            columns = [np.full(len(last), word, np.uint32) for word in words]
-            self._states = _pcg_states(_seed_words([*columns, last.astype(np.uint32)]))
-            self._one = np.random.Generator(np.random.PCG64(0))
+        self._seed, self._purpose, self._keys, self._last = seed, purpose, keys, last
+
+    @cached_property
+    def _states(self) -> list[tuple[int, int]] | None:
+        """Where the streams begin; None where it does not pay to find all at once."""
+        words = [self._seed, zlib.crc32(self._purpose.encode()), *self._keys]
+        named = [*words, *self._last.tolist()]
+        if len(self._last) < MANY or min(named) < 0 or max(named) >= 2**32:
+            return None
+        columns = [np.full(len(self._last), word, np.uint32) for word in words]
+        return _pcg_states(_seed_words([*columns, self._last.astype(np.uint32)]))
+
+    @cached_property
+    def _one(self) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(0))
 
     def __getitem__(self, k: int) -> np.random.Generator:
         """The stream of the k-th."""
         if self._states is None:
-            return stream(self._seed, self._purpose, *self._keys, self._last[k])
+            return stream(self._seed, self._purpose, *self._keys, int(self._last[k]))
         state, increment = self._states[k]
         self._one.bit_generator.state = {
             "bit_generator": "PCG64", "state": {"state": state, "inc": increment}, "has_uint32": 0,
@@ -190,15 +196,17 @@ def draw_coarse_normal_(rows: Tensor, keys: Tensor) -> None:
         return
     counters, table = _counters(-(-count // 4)), _quantiles(rows.dtype).numpy()
     at_once = max(1, DRAWN // len(counters))
+    mixed, spare = np.empty((2, min(at_once, len(rows)), len(counters)), "<u8")  # used again and again
+    places = np.empty((len(mixed), count), np.intp)
     for some, own in zip(rows.split(at_once), keys.split(at_once), strict=True):
-        bits = own.numpy().view("<u8")[:, None] + counters
-        other = np.empty_like(bits)
+        bits, other, at = mixed[: len(some)], spare[: len(some)], places[: len(some)]
+        np.add(own.numpy().view("<u8")[:, None], counters, out=bits)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
             np.bitwise_xor(bits, np.right_shift(bits, np.uint64(shift), out=other), out=bits)
             if factor != 1:
                 np.multiply(bits, np.uint64(factor), out=bits)
-        places = bits.view("<u2")[:, :count].astype(np.intp)
-        np.take(table, places, out=some.numpy(), mode="wrap")  # "raise" would copy
+        np.copyto(at, bits.view("<u2")[:, :count])
+        np.take(table, at, out=some.numpy(), mode="clip")  # "raise" would copy; all are in the table
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -86,13 +87,14 @@ class Division(NamedTuple):
         rank of a client's id is the key of its split, whoever is left out.
         """
         for name, share in (("test", test), ("validation", validation)):
-            if not 0 <= share < 1:
-                raise UsageError(f"{name} must be a share in [0, 1), not {share}")
+            if not isinstance(share, numbers.Real) or not 0 <= share < 1:
+                raise UsageError(f"{name} must be a share in [0, 1), not {share!r}")
         ids, rows, sizes = _rows_by_id(client)
         if not len(ids):
             raise UsageError("the federation has zero clients: give it at least one")
         if names is not None and len(names) != len(ids):
-            raise UsageError(f"names has {len(names)} entries for {len(ids)} clients: give each client one")
+            raise UsageError(f"there are {len(ids)} clients, and names for {len(names)}: give each client "
+                             "one")
         every = tuple(str(i) for i in ids) if names is None else tuple(names)
 
         tables, units = _split(
@@ -121,7 +123,7 @@ class Division(NamedTuple):
             raise UsageError("the federation has zero clients: give it at least one")
         every = tuple(str(i) for i in owners) if names is None else tuple(names)
         if len(every) != len(owners):
-            raise UsageError(f"names has {len(every)} entries for {len(owners)} clients: give each client "
+            raise UsageError(f"there are {len(owners)} clients, and names for {len(every)}: give each client "
                              "one")
         owner, part = np.repeat(np.arange(len(owners)), sizes), split[rows]
         if group is not None:

@@ -45,29 +45,40 @@ class Binned(NamedTuple):
         return cls(LOWEST, torch.zeros(GRIDS, *shape, dtype=torch.float64))
 
     @classmethod
-    def of(cls, rows: Tensor, weights: Tensor, largest: float, origin: Tensor | None = None) -> Self:
-        """The sum of weights_i (rows_i - origin), of which none is larger than `largest`. rows: [n, ...]."""
-        top = _top(largest)
+    def of(cls, rows: Tensor, weights: Tensor, largest: float, origin: Tensor | None = None,
+           onto: Binned | None = None) -> Self:
+        """The sum of weights_i (rows_i - origin), of which none is larger than `largest`, and of `onto`,
+        whose pieces become those of the sum. rows: [n, ...]."""
         flat = rows.reshape(len(rows), -1)
-        pieces = torch.zeros(GRIDS, flat.shape[1], dtype=torch.float64)
-        width = max(1, BLOCK // len(rows))
-        counts = weights.double()[:, None]
-        for start in range(0, flat.shape[1], width):
+        begun = (onto or cls.nothing(flat.shape[1:])).raised(_top(largest))
+        top, pieces = begun.top, begun.pieces.view(GRIDS, -1)
+        given, sums, counts = flat.numpy(), pieces.numpy(), weights.double().numpy()[:, None]
+        width = min(max(1, BLOCK // len(rows)), flat.shape[1])
+        blocks = np.empty((2, len(rows), width))  # used again and again: new memory costs more than the sums
+        for start in range(0, flat.shape[1], width or 1):
             here = slice(start, start + width)
-            rows_here = flat[:, here]
-            numbers = rows_here * counts if origin is None else (rows_here - origin[here]).mul_(counts)
-            _cut(numbers, top, pieces[:, here])
+            numbers, piece = blocks[:, :, : min(width, flat.shape[1] - start)]
+            if origin is None:
+                np.multiply(given[:, here], counts, out=numbers)
+            else:
+                np.subtract(given[:, here], origin[here].numpy(), out=numbers)
+                np.multiply(numbers, counts, out=numbers)
+            _cut(numbers, piece, top, sums[:, here])
         return cls(top, pieces.reshape(GRIDS, *rows.shape[1:]))
 
+    def raised(self, top: int) -> Binned:
+        """On grids from this one on, if that is higher. What lies below them counts no more."""
+        if (up := top - self.top) <= 0:
+            return self
+        pieces = torch.zeros_like(self.pieces)
+        if up < GRIDS:
+            pieces[up:] = self.pieces[: GRIDS - up]
+        return Binned(top, pieces)
+
     def plus(self, other: Binned) -> Binned:
-        """The sum of both. What lies below the grids of the larger one counts no more."""
-        high, low = (self, other) if self.top >= other.top else (other, self)
-        if (down := high.top - low.top) == 0:
-            return Binned(high.top, high.pieces + low.pieces)
-        pieces = high.pieces.clone()
-        if down < GRIDS:
-            pieces[down:] += low.pieces[: GRIDS - down]
-        return Binned(high.top, pieces)
+        """The sum of both."""
+        top = max(self.top, other.top)
+        return Binned(top, self.raised(top).pieces + other.raised(top).pieces)
 
     def value(self) -> Tensor:
         total = self.pieces[0]
@@ -88,11 +99,9 @@ def _top(largest: float) -> int:
     return max(LOWEST, -(-(exponent + 1) // WIDTH) - 1)
 
 
-def _cut(numbers: Tensor, top: int, pieces: Tensor) -> None:
-    """Add the pieces of numbers [n, d], which are used up, to the sums on the grids [GRIDS, d]. In numpy,
-    whose calls take less time than torch's."""
-    left, sums = numbers.numpy(), pieces.numpy()
-    piece = np.empty_like(left)
+def _cut(left: np.ndarray, piece: np.ndarray, top: int, sums: np.ndarray) -> None:
+    """Add the pieces of numbers [n, d], which are used up as `piece` is, to the sums on the grids
+    [GRIDS, d]. In numpy, whose calls take less time than torch's."""
     for k in range(GRIDS):
         shift = 1.5 * 2.0 ** (52 + WIDTH * (top - k))  # numbers of this size are whole multiples of the unit
         np.add(left, shift, out=piece)
@@ -111,8 +120,10 @@ def _squares(flat: Tensor, origin: Tensor) -> Tensor:
     """The squared distances of rows [n, d] from the origin [d], block by block. These do not depend on n, nor
     does a client's length on those it is measured with."""
     squares = torch.zeros(len(flat), dtype=torch.float64)
+    block = torch.empty(len(flat), min(COLUMNS, flat.shape[1]), dtype=torch.float64)
     for start in range(0, flat.shape[1], COLUMNS):
-        moved = flat[:, start : start + COLUMNS] - origin[start : start + COLUMNS]
+        here = slice(start, start + COLUMNS)
+        moved = block[:, : flat.shape[1] - start].copy_(flat[:, here]).sub_(origin[here])
         squares += moved.square_().sum(1)
     return squares
 
@@ -126,39 +137,42 @@ class Total:
     parts: Mapping[str, Binned] = field(default_factory=dict)  # by the names of a contribution's tensors
 
     @classmethod
-    def of(cls, contributions: Tree, weights: Tensor) -> Total:
-        """Of contributions with a leading axis [n], and what each counts [n]."""
-        parts = {}
+    def of(cls, contributions: Tree, weights: Tensor, onto: Total | None = None) -> Total:
+        """Of contributions with a leading axis [n], and what each counts [n]; with `onto`, which is used up,
+        of those in it, too: what `plus` gives, without a second total beside it."""
+        onto, parts = onto or Total(), {}
         for name, rows in leaves(contributions):
             flat = rows.reshape(len(rows), -1)
             sizes = _sizes(flat) if flat.shape[1] else weights.new_zeros(len(rows))
-            parts[name] = Binned.of(rows, weights, float((sizes.double() * weights.double()).max()))
+            largest = float((sizes.double() * weights.double()).max())
+            parts[name] = Binned.of(rows, weights, largest, onto=onto.parts.get(name))
         ones = torch.ones_like(weights, dtype=torch.float64)
-        return cls(len(weights), Binned.of(ones, weights, float(weights.max())), parts)
+        weight = Binned.of(ones, weights, float(weights.max()), onto=onto.weight)
+        return cls(_counted(onto.clients, len(weights)), weight, parts)
 
     @classmethod
-    def shortened(cls, contributions: Tree, origin: Mapping[str, Tensor], bound: float
-                  ) -> tuple[Total, Tensor]:
+    def shortened(cls, contributions: Tree, origin: Mapping[str, Tensor], bound: float,
+                  onto: Total | None = None) -> tuple[Total, Tensor]:
         """Of how far contributions [n, ...] lie from the origin (float64), each as one vector and no further
-        than the bound; and whose were further [n]. No copy of them is made: blocks are moved and scaled while
-        they are cut."""
+        than the bound, and of those in `onto`, as above; and whose were further [n]. No copy of them is made:
+        blocks are moved and scaled while they are cut."""
+        onto = onto or Total()
         rows = {name: leaf.reshape(len(leaf), -1) for name, leaf in leaves(contributions)}
         starts = {name: origin[name].reshape(-1) for name in rows}
         norms = torch.stack([_squares(flat, starts[name]) for name, flat in rows.items()]).sum(0).sqrt()
         scale = torch.clamp(bound / norms, max=1.0)
         largest, parts = float((norms * scale).max()), {}  # no entry is larger than the whole
         for name, leaf in leaves(contributions):
-            found = Binned.of(rows[name], scale, largest, starts[name])
+            found = Binned.of(rows[name], scale, largest, starts[name], onto.parts.get(name))
             parts[name] = Binned(found.top, found.pieces.reshape(GRIDS, *leaf.shape[1:]))
         ones = torch.ones_like(scale)
-        return cls(len(norms), Binned.of(ones, ones, 1.0), parts), norms > bound
+        weight = Binned.of(ones, ones, 1.0, onto=onto.weight)
+        return cls(_counted(onto.clients, len(norms)), weight, parts), norms > bound
 
     def plus(self, other: Total) -> Total:
         if not other.clients or not self.clients:
             return self if self.clients else other
-        if (clients := self.clients + other.clients) > MOST:
-            raise DescantError(f"a round can add up {MOST:,} clients at most: set train.cohort to that")
-        return Total(clients, self.weight.plus(other.weight),
+        return Total(_counted(self.clients, other.clients), self.weight.plus(other.weight),
                      {name: part.plus(other.parts[name]) for name, part in self.parts.items()})
 
     def mean(self, form: Tree) -> Tree:
@@ -166,6 +180,13 @@ class Total:
         weight = self.weight.value()
         return rebuild(form, {name: (self.parts[name].value() / weight).to(like.dtype)
                               for name, like in leaves(form)})
+
+
+def _counted(clients: int, others: int) -> int:
+    """How many these are together."""
+    if clients + others > MOST:
+        raise DescantError(f"a round can add up {MOST:,} clients at most: set train.cohort to that")
+    return clients + others
 
 
 def added(totals: Iterable[Total]) -> Total:

@@ -34,5 +34,6 @@ def cores() -> int:
 def on_all_cores(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """What `work` gives for each item, several at a time. Each is computed by one thread: to the last bit the
     same on any number of cores."""
-    with one_thread(), ThreadPoolExecutor(cores()) as pool:
+    # what torch is told of the number of threads holds in the thread that tells it
+    with one_thread(), ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         return [*pool.map(work, items)]

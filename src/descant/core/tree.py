@@ -27,6 +27,13 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from leaves(child, f"{path}.{name}" if path else name)
 
 
+def not_finite(tree: Tree, path: str = "") -> str | None:
+    """The name of the first tensor that holds NaN or infinity. A finite sum has no such terms, and takes one
+    pass without a copy; but large numbers may add up to infinity."""
+    return next((name for name, leaf in leaves(tree, path)
+                 if not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all())), None)
+
+
 def map_tree(fn: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
     """Apply `fn` to the tensors at the same place of trees of one structure."""
     if isinstance(tree, Tensor):

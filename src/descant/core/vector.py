@@ -61,7 +61,8 @@ class Layout:
                                  "call the model once on a batch before handing it over")
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not trained:
-            raise UsageError(f"the model {type(module).__name__} has no trainable parameters")
+            raise UsageError(f"the model {type(module).__name__} has no trainable parameters: give it some, "
+                             "or call requires_grad_() on those to be trained")
         for name, parameter in trained.items():
             if not parameter.is_floating_point():
                 raise UsageError(f"{name!r} of the model is of {parameter.dtype}: models are vectors of real "

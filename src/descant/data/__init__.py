@@ -16,7 +16,7 @@ from descant.data.partitions import PARTITIONS
 from descant.data.samples import Dataset, Samples
 from descant.data.schema import Schema
 from descant.data.spec import DataSpec
-from descant.errors import UsageError
+from descant.errors import UsageError, one
 
 __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "Samples", "Schema", "federation"]
 
@@ -27,10 +27,14 @@ def federation(dataset: str | Path | tuple[Any, Any] = "digits", **fields: Any) 
     `dataset` is a name, the path of a folder with one file per client (CSV and Parquet need a `schema`),
     or a pair (x, y) of arrays, which the partition splits among the clients.
     """
-    if not isinstance(dataset, str | os.PathLike | tuple | Dataset):
-        raise UsageError(f"the dataset must be a name, a folder or a pair (x, y), not a "
-                         f"{type(dataset).__name__}: tables are read by Federation.from_frame(table, "
-                         "target=..., client=...), arrays with the client of each row by "
-                         "Federation.from_arrays(x, y, client)")
-    chosen = OwnArrays.of(*dataset) if isinstance(dataset, tuple) and len(dataset) == 2 else dataset
+    is_pair = isinstance(dataset, tuple) and len(dataset) == 2
+    if not is_pair and not isinstance(dataset, str | os.PathLike | Dataset):
+        raise UsageError(f"the dataset must be a name, a folder or a pair (x, y), not {one(dataset)}: tables "
+                         "are read by Federation.from_frame(table, target=..., client=...), arrays with the "
+                         "client of each row by Federation.from_arrays(x, y, client)")
+    chosen: Any = dataset
+    if is_pair:
+        chosen = OwnArrays.of(*chosen)
+    elif isinstance(dataset, os.PathLike):  # a folder, also without a slash
+        chosen = str(Path.cwd() / dataset)
     return DataSpec.parse({"dataset": chosen, **fields}).federation()

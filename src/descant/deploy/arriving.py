@@ -21,7 +21,7 @@ from descant.engine.outcome import Outcome, gather
 from descant.engine.work import LocalResult
 
 TOGETHER = 16  # uploads that are added up together
-MEMORY = 2**28  # bytes of uploads that wait in memory
+MEMORY = 2**25  # bytes of uploads that wait in memory
 Adder: TypeAlias = Callable[[Outcome], Outcome]  # results of some clients -> with a total in place of uploads
 
 

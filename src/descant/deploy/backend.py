@@ -23,7 +23,7 @@ import torch
 from descant.core.algorithm import Message
 from descant.core.fields import Checked, hyper
 from descant.core.splits import SplitName
-from descant.core.tree import Tree, stack
+from descant.core.tree import Tree, not_finite, stack
 from descant.deploy.arriving import Arriving
 from descant.deploy.client_manager import ClientManager, raise_failure
 from descant.deploy.messages import WireMessage
@@ -38,7 +38,7 @@ from descant.engine.adding import Adding, added_up
 from descant.engine.backends.base import Backend, Planned
 from descant.engine.outcome import Outcome
 from descant.engine.remedy import remedy
-from descant.engine.uploads import WIDER, Origins, lengths, medians, not_finite, shortened
+from descant.engine.uploads import WIDER, Origins, lengths, medians, shortened
 from descant.engine.work import ClientScores, Job, LocalResult, Scores
 from descant.errors import DescantError
 from descant.experiment.run import Run
@@ -90,6 +90,9 @@ class RemoteBackend(Backend):
         self._shapes = shapes
         self._clients = clients
         self._rules = rules
+        hides = run.work.privacy is not None and run.work.privacy.unit == "client"
+        # by a median one client would change how much all others add, and noise hides what ONE adds
+        self._clip = None if hides else rules.clip
         self._observer = observer
         self._origins = Origins(run.work, shapes.state)
         self._secure = SecureRounds(remote, clients, authority, rules.deadline, observer)
@@ -126,7 +129,7 @@ class RemoteBackend(Backend):
         def add(some: Outcome) -> Outcome:
             return added_up(self.work, some, clients, number, message, adding)
 
-        template, at_once = self._shapes.results[job], self._rules.clip is None
+        template, at_once = self._shapes.results[job], self._clip is None
         return Replies(planned, Arriving(template, self._run.directory, add, at_once=at_once))
 
     def _gathered(self, found: Replies, clients: np.ndarray) -> Outcome:
@@ -200,7 +203,7 @@ class RemoteBackend(Backend):
         if not found.shortened:
             return None
         names = ", ".join(self._clients.names[client] for client in sorted(found.shortened))
-        return f"shortened to {self._rules.clip:g} times the median of the round: the updates of {names}"
+        return f"shortened to {self._clip:g} times the median of the round: the updates of {names}"
 
     def close(self) -> None:
         """The clients run on. What they have replied for a round that is not played is dropped."""
@@ -288,7 +291,7 @@ class RemoteBackend(Backend):
         value = reply.tree("value", template)
         if isinstance(value, ClientScores):
             self._check_scores(client, value)
-        elif (name := not_finite(value.upload)) is not None:
+        elif (name := not_finite(value.upload, "upload")) is not None:
             raise Rejected(f"{name} {NOT_FINITE}")
         return value, steps
 
@@ -310,7 +313,7 @@ class RemoteBackend(Backend):
     def _measure(self, client: int, found: Replies) -> None:
         """Note the lengths of an upload. One that is longer than the operator allows is rejected."""
         value, _ = found.values[client]
-        if not isinstance(value, LocalResult):
+        if not isinstance(value, LocalResult) or (self._clip is None and self._rules.max_norm is None):
             return
         origin = self._origins.of(found.job, client, found.number, found.message(client))
         found.lengths[client] = lengths(value.upload, origin)
@@ -320,10 +323,10 @@ class RemoteBackend(Backend):
             raise Rejected(f"its update has norm {norm:.4g}; the limit is {self._rules.max_norm:g}")
 
     def _limits(self, found: Replies, wider: float = 1.0) -> dict[str, float]:
-        if self._rules.clip is None:
+        if self._clip is None:
             return {}
         typical = medians([own for client, own in found.lengths.items() if client in found.values])
-        return {name: wider * self._rules.clip * median for name, median in typical.items()}
+        return {name: wider * self._clip * median for name, median in typical.items()}
 
     def _refuse_long(self, found: Replies) -> None:
         limits = self._limits(found, WIDER)

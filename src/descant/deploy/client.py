@@ -8,13 +8,13 @@ methods the upload reveals them).
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from descant import __version__
 from descant.core.algorithm import Message
+from descant.core.federation import Federation
 from descant.core.permit import Allowed, opened
 from descant.core.sample import SampleFormat
 from descant.core.splits import SPLITS
@@ -22,6 +22,7 @@ from descant.core.task import Task
 from descant.core.threads import one_thread
 from descant.core.tree import Tree, leaves, map_tree
 from descant.core.vector import Model
+from descant.data.spec import DataSpec
 from descant.deploy.client_directory import ClientDirectory, ClientStates, Ledger
 from descant.deploy.export.client_data import ClientData, read_client_data
 from descant.deploy.export.layers import described
@@ -43,6 +44,7 @@ from descant.deploy.refusals import Mismatch, NotJoined, Refusal
 from descant.deploy.riders import RIDER, apart, together
 from descant.deploy.secure.parts import Identity
 from descant.deploy.transport import Payload, Rejected
+from descant.engine.features import on_features
 from descant.engine.personal import job_for
 from descant.engine.store import ASKED
 from descant.engine.work import Job, LocalResult, Work
@@ -78,15 +80,16 @@ class Membership(NamedTuple):
     remote: RemoteExperiment
     client: int
     task: Task
+    federation: Federation
     shapes: Shapes
-    work: Work
+    work: Work  # behind the frozen layers with which the network begins
     states: ClientStates
     ledger: Ledger
     account: OwnAccount | None  # of the privacy of its rows
 
     @property
     def setup(self) -> Setup:
-        return self.remote.setup(self.task, self.work.federation)
+        return self.remote.setup(self.task, self.federation)
 
 
 class Client:
@@ -102,7 +105,7 @@ class Client:
         self._observer = observer
         self._permit = opened(allow)
         self._expected = None if expected is None else tables_of(expected)
-        self._data: tuple[str, ClientData] | None = None  # read for this [data] section
+        self._data: tuple[DataSpec, ClientData] | None = None  # read for this [data] section
         self._membership: Membership | None = None
         self._masking = Masking(identity, secure)
 
@@ -155,7 +158,8 @@ class Client:
         if version != __version__ or protocol != PROTOCOL:
             raise Mismatch(f"the client runs descant {__version__}, the server {version!s:.20}: install the "
                            "same version on both")
-        data = self._read(request.fact("experiment", dict))
+        experiment = received_experiment(request.fact("experiment", dict), self._permit, self._expected)
+        data = self._read(experiment)
         return WireMessage({"kind": data.kind.dump(), "rows": len(data.x), "version": __version__})
 
     def _refuse(self, request: WireMessage) -> WireMessage:
@@ -167,17 +171,15 @@ class Client:
         facts = {name: request.facts.get(name) for name in JOINING}
         joined = self._enter(facts)
         self._directory.join(facts)
-        remote, client, federation = joined.remote, joined.client, joined.work.federation
+        remote, client, federation = joined.remote, joined.client, joined.federation
         sizes = {str(split): int(federation.split(split).sizes[client]) for split in SPLITS}
         clients = None if client >= remote.clients - remote.unseen else remote.clients
         self._observer.joined(str(remote), remote.train.rounds, clients, sizes)
         return WireMessage({"session": remote.session, "client": client, "sizes": sizes})
 
-    def _read(self, tables: dict[str, Any]) -> ClientData:
-        experiment = received_experiment(tables, self._permit, self._expected)
-        key = json.dumps(tables["data"], sort_keys=True)
-        if self._data is None or self._data[0] != key:
-            self._data = key, read_client_data(self._source, experiment.data)
+    def _read(self, experiment: Experiment) -> ClientData:
+        if self._data is None or self._data[0] != experiment.data:
+            self._data = experiment.data, read_client_data(self._source, experiment.data)
         return self._data[1]
 
     def _enter(self, facts: dict[str, Any]) -> Membership:
@@ -194,12 +196,12 @@ class Client:
         if remote.session != join.fact("session", str):
             raise Mismatch("server and client derive different experiments: their versions of descant differ")
         task = remote.task()
-        federation = self._read(tables).within(remote.federation(), client, experiment.data,
-                                               remote.train.torch_dtype)
-        work, privacy = remote.work(task, federation), experiment.privacy
+        federation = self._read(experiment).within(remote.federation(), client, experiment.data,
+                                                   remote.train.torch_dtype)
+        work, privacy = remote.work(*on_features(task, federation)), experiment.privacy
         self._membership = Membership(
-            remote, client, task, remote.shapes(task), work, self._directory.states(remote.session),
-            self._directory.ledger(remote.session),
+            remote, client, task, federation, remote.shapes(task), work,
+            self._directory.states(remote.session), self._directory.ledger(remote.session),
             None if privacy is None else OwnAccount.of(work, remote.train, privacy, client))
         return self._membership
 
@@ -226,7 +228,7 @@ class Client:
             raise Mismatch('privacy.figures = "off": the figures of held-out rows stay with the clients')
         self._count(joined, job, number)
         if joined.account is not None and job in TRAINING:
-            joined.account.require(joined.ledger.total(TRAINING))
+            joined.account.require(joined.ledger.total(TRAINING), joined.ledger.rounds(TRAINING))
         self._observer.working(job, number)
         state = joined.states.read(counted, joined.shapes.state)
         secret = job in TRAINING and joined.remote.secure is not None

@@ -73,7 +73,7 @@ class Ledger:
         self._path = path
         try:
             found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            self._times = {str(key): int(times) for key, times in found.items()}
+            self._times = {str(key): int(times) for key, times in unsealed_table(found).items()}
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise DescantError(f"{path} is damaged ({error}): restore it from a backup, or remove it if you "
                                "trust the server") from None
@@ -86,12 +86,17 @@ class Ledger:
         """Count a request; returns how many there were, with this one."""
         key = f"{what} {number}"
         self._times[key] = self._times.get(key, 0) + 1
-        write_atomic(self._path, json.dumps(self._times).encode(), private=True)
+        write_atomic(self._path, json.dumps(sealed_table(self._times)).encode(), private=True)
         return self._times[key]
 
     def total(self, whats: Collection[str]) -> int:
         """How many requests there were in all for any of these."""
         return sum(times for key, times in self._times.items() if key.rpartition(" ")[0] in whats)
+
+    def rounds(self, whats: Collection[str]) -> int:
+        """In how many rounds there were any."""
+        return len({number for what, _, number in (key.rpartition(" ") for key in self._times)
+                    if what in whats})
 
 
 class ClientStates:

@@ -99,8 +99,6 @@ class Masking:
         revealed = one.unmask(wire.clients(request.fact("survivors", list)),
                               wire.by_client(request.fact("signatures", dict), wire.data))
         if self._revealed != one.attempt:  # the same may be asked for again
-            if joined.account is not None:
-                joined.account.require_sum(joined.ledger.total((UNMASKED,)) + 1)
             if joined.ledger.enter(UNMASKED, one.attempt.number) > 1:
                 raise Mismatch(f"it has unmasked a sum of round {one.attempt.number} before", spent=True)
             self._revealed = one.attempt
@@ -151,7 +149,7 @@ def _noised(joined: Membership, one: Participant, contribution: Tree, message: M
     assert work.privacy is not None
     state = work.algorithm.init_client(work.task, work.task.init())
     sent = Message(message.shared, map_tree(lambda leaf: leaf[None], message.each))
-    origin = origin_of(work, job, number, sent, state, joined.shapes.results[job].upload)
+    origin = origin_of(work, Origins(work, state), job, number, sent, joined.shapes.results[job].upload)
     bound = Bound(origin, json.loads(one.attempt.terms)["clip"])
     try:
         return NoisedSummand(work.at(number).algorithm, joined.shapes, job, work.privacy).words(

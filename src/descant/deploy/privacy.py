@@ -14,7 +14,7 @@ import torch
 
 from descant.core.privacy.settings import Privacy
 from descant.engine.account import Account
-from descant.engine.protect import account_of
+from descant.engine.protect import LEARNED, account_of
 from descant.engine.settings import Train
 from descant.engine.work import LocalResult, Work
 from descant.errors import UsageError
@@ -35,6 +35,8 @@ def require_agreed(experiment: Experiment) -> None:
         raise UsageError("privacy.sampling: in a real federation everybody can work out the cohorts from the "
                          'seed, so that they hide nobody: set privacy.sampling = "known", or train.cohort = '
                          '"all"')
+    if privacy.unit == "record" and experiment.data.preprocess.learns:
+        raise UsageError(LEARNED)
     if privacy.figures == "off" and train.patience is not None:
         raise UsageError('train.patience stops by figures of held-out rows, which privacy.figures = "off" '
                          'keeps with the clients: leave patience out, or set privacy.figures = "told"')
@@ -66,22 +68,19 @@ class OwnAccount:
                         lambda number: np.zeros(1, np.int64))
         return alone.spent(replies)
 
-    def require(self, replies: int) -> None:
-        """Refuse a reply that exceeds the budget."""
-        budget = self.account.privacy.epsilon
-        if budget is not None and self.account.privacy.unit == "record" and self.spent(replies) > budget:
+    def require(self, replies: int, rounds: int) -> None:
+        """Refuse a reply that exceeds the budget. Of rows every reply tells, also one that is repeated. A
+        client is hidden in sums, of which a round has one, whether or not it saw that one to its end."""
+        privacy = self.account.privacy
+        budget, noise = privacy.epsilon, privacy.noise
+        if budget is None or noise is None:
+            return
+        if privacy.unit == "record" and self.spent(replies) > budget:
             raise Spent(f"this client has trained {replies - 1} times, and once more would exceed "
                         f"privacy.epsilon = {budget:g} for its rows")
-
-    def require_sum(self, sums: int) -> None:
-        """Refuse to help to unmask one sum more than the budget allows, where the noise in it hides this
-        client: each has the noise that is accounted for."""
-        privacy = self.account.privacy
-        if privacy.unit != "client" or privacy.epsilon is None or privacy.noise is None:
-            return
-        if epsilon(Event(privacy.noise, 1.0, sums), privacy.delta) > privacy.epsilon:
-            raise Spent(f"this client is in {sums - 1} sums, and one more would exceed privacy.epsilon = "
-                        f"{privacy.epsilon:g}")
+        if privacy.unit == "client" and epsilon(Event(noise, 1.0, rounds), privacy.delta) > budget:
+            raise Spent(f"this client may be in {rounds - 1} sums, and one more would exceed privacy.epsilon "
+                        f"= {budget:g}")
 
 
 class Spent(UsageError):

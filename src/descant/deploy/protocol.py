@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 
 from descant.algorithms import ALGORITHMS
@@ -25,7 +24,6 @@ from descant.core.metric import AUROC
 from descant.core.permit import Allowed, opened, ran
 from descant.core.sample import SampleFormat
 from descant.core.sealed import sealed_table, unsealed_table
-from descant.core.splits import Table
 from descant.core.task import Task
 from descant.core.tree import Tree
 from descant.data import DATASETS
@@ -35,7 +33,7 @@ from descant.deploy.privacy import require_agreed
 from descant.deploy.secure.agreement import Agreement
 from descant.engine.backends.choose import templates
 from descant.engine.backends.processes import Templates
-from descant.engine.backends.shard import Shard
+from descant.engine.backends.shard import Shard, table_of_zeros
 from descant.engine.protect import protected
 from descant.engine.rounds import Training
 from descant.engine.settings import Train
@@ -138,23 +136,19 @@ class ClientInfo(NamedTuple):
     test: int
 
 
-def _table_of_zeros(sizes: Sequence[int]) -> Table:
-    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    return Table(np.broadcast_to(np.int64(0), int(offsets[-1])), offsets)
-
-
 class RemoteFederation(Shard):
     """A federation of which only the sizes are known: every row of every client is the first of two samples
     of zeros. That is enough to make the model, to weight clients, and to know the shape of an upload."""
 
     is_remote: ClassVar[bool] = True
+    has_rows: ClassVar[bool] = False
 
     @classmethod
     def of(cls, sample: SampleFormat, clients: Sequence[ClientInfo], dtype: torch.dtype, unseen: int = 0
            ) -> RemoteFederation:
         x, y = sample.zeros(dtype)
         names, *sizes = zip(*clients, strict=True)
-        train, validation, test = map(_table_of_zeros, sizes)
+        train, validation, test = map(table_of_zeros, sizes)
         return cls(x, y, train, validation, test, sample.classes, names, unseen=unseen)
 
     def fingerprint(self) -> str:

@@ -51,15 +51,34 @@ def execute(work: Work, job: Job, clients: np.ndarray, number: int, message: Mes
     return outcome if adding is None else added_up(work, outcome, clients, number, message, adding)
 
 
-def added_up(work: Work, outcome: Outcome, clients: np.ndarray, number: int, message: Message, adding: Adding
-             ) -> Outcome:
-    """The outcome with a total in place of its uploads; `message.each` has a row per client."""
-    done, result = outcome.done, outcome.values
+class Adder:
+    """Chunks one after the other, whose uploads are added to one total."""
+
+    def __init__(self, work: Work) -> None:
+        self._work, self.total = work, Total()
+
+    def execute(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
+                adding: Adding | None) -> Outcome:
+        """The outcome of a chunk; its uploads, if they are to be added up, are in the total alone."""
+        outcome = self._work.execute(job, clients, number, message, states)
+        if adding is None:
+            return outcome
+        found = added_up(self._work, outcome, clients, number, message, adding, self.total)
+        assert found.total is not None
+        self.total = found.total
+        return found._replace(total=None)
+
+
+def added_up(work: Work, outcome: Outcome, clients: np.ndarray, number: int, message: Message, adding: Adding,
+             onto: Total | None = None) -> Outcome:
+    """The outcome with a total in place of its uploads, and of those in `onto`, which is used up;
+    `message.each` has a row per client."""
+    done, result, onto = outcome.done, outcome.values, onto or Total()
     if not len(done):
-        return outcome._replace(total=Total())
-    wrong = not_finite(result)
+        return outcome._replace(total=onto)
+    wrong = wrong_rows(result)
     taken = [k for k, at in enumerate(done) if k not in wrong and adding.counted[at]]
-    kept = outcome._replace(values=result._replace(upload=()), total=Total(),
+    kept = outcome._replace(values=result._replace(upload=()), total=onto,
                             wrong=tuple((int(done[k]), why) for k, why in wrong.items()),
                             uploaded=nbytes(take(result.upload, 0)))
     if not taken:
@@ -70,8 +89,8 @@ def added_up(work: Work, outcome: Outcome, clients: np.ndarray, number: int, mes
     each = contributions(method.contribution, sent, uploads)
     if adding.bound is None:
         sizes = work.round_of(clients[done[taken]], number).sizes
-        return kept._replace(total=Total.of(each, method.counts(sizes)))
-    total, is_shortened = Total.shortened(each, adding.bound.tensors, adding.bound.norm)
+        return kept._replace(total=Total.of(each, method.counts(sizes), onto))
+    total, is_shortened = Total.shortened(each, adding.bound.tensors, adding.bound.norm, onto)
     return kept._replace(total=total, rows=len(taken), shortened=int(is_shortened.sum()))
 
 
@@ -91,11 +110,11 @@ def noised_mean(total: Total, form: Tree, bound: Bound, mechanism: Mechanism,
     return rebuild(form, found)
 
 
-def origin_of(work: Work, job: Job, number: int, message: Message, state: Tree, template: Tree
+def origin_of(work: Work, idle: Origins, job: Job, number: int, message: Message, template: Tree
               ) -> dict[str, np.ndarray]:
     """What a client contributes that learns nothing, found without anybody's rows; `message.each` has one
-    row, `state` is that of a client before it takes part, and `template` an upload."""
-    known = Origins(work, state).rows(job, np.zeros(1, np.int64), number, message)
+    row, and `template` is an upload."""
+    known = idle.rows(job, np.zeros(1, np.int64), number, message)
     upload = rebuild(template, {name: known[name][0] if name in known else torch.zeros_like(leaf)
                                 for name, leaf in leaves(template)})
     own = Message(message.shared, take(message.each, 0))
@@ -110,7 +129,7 @@ def form_of(work: Work, job: Job, number: int, message: Message) -> Tree:
     return map_tree(torch.clone, work.at(number).algorithm.contribution(one, upload))
 
 
-def not_finite(result: LocalResult) -> dict[int, str]:
+def wrong_rows(result: LocalResult) -> dict[int, str]:
     """Which rows hold NaN or infinity, or what is too large to be added up, and where."""
     wrong: dict[int, str] = {}
     for part in ("upload", "state"):

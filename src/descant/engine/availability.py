@@ -74,7 +74,7 @@ def read_trace(path: str, names: tuple[str, ...]) -> Trace:
     for row in rows:
         where = f"{path}, line {rows.line_num}"
         if (name := row["client"].strip()) not in numbers:
-            raise unknown(f"{where}: client", name, names)
+            raise UsageError(f"{where}: {unknown('client', name, names)}")
         first = _whole(row["first"], f"{where}, first")
         last = _whole(row["last"], f"{where}, last") if row["last"].strip() else FOREVER
         if last < first:

@@ -22,7 +22,7 @@ from descant.core import meter, random
 from descant.core.fields import Checked, hyper
 from descant.core.kernels.lift import over_clients
 from descant.core.privacy.task import NotPrivate
-from descant.core.splits import SplitName, Table
+from descant.core.splits import SplitName
 from descant.core.task import BLOCK, Batch, inputs
 from descant.core.tree import Tree, map_tree
 from descant.engine.draws import Coins, Tossed, order_of, toss
@@ -307,7 +307,7 @@ def plan_chunk(
     is_dense = ((shape == widths) | (np.arange(len(widths)) >= batches[:, None] - 1)).all(1)
     rows, keys = _drawn(streams, owned, lengths, widths, is_dense, batch == "full", tossed)
 
-    tables = {split: _padded(pool.part(split).table, clients) if split in splits
+    tables = {split: pool.part(split).padded(clients) if split in splits
               else np.zeros((len(clients), 0), np.int64) for split in ("train", "validation", "test")}
     counts = np.stack([pool.part(s).table.sizes[clients] for s in ("train", "validation", "test")], 1)
     plan = Plan(
@@ -362,7 +362,7 @@ def _drawn(streams: random.Streams, owned: list[list[np.ndarray]],
 
 def _shares(own: np.ndarray, count: int) -> list[np.ndarray]:
     """A client's rows in `count` interleaved shares (rows may be sorted by class); one share if too few."""
-    return [own[k::count] for k in range(count)] if len(own) >= count else [own]
+    return [own[k::count] for k in range(count)] if 1 < count <= len(own) else [own]
 
 
 def _all_lengths(owned: list[list[np.ndarray]], per_pass: list[int], work: LocalWork, per_step: int
@@ -384,15 +384,3 @@ def _lengths(shares: list[np.ndarray], batch: int, work: LocalWork, per_step: in
         return work.lengths(len(shares[0]), batch, per_step)
     each = [work.lengths(len(share), min(batch, len(share))) for share in shares]
     return np.stack([np.resize(of_share, len(each[0])) for of_share in each], 1).ravel()
-
-
-def _padded(table: Table, clients: np.ndarray) -> np.ndarray:
-    """The clients' rows side by side, padded with the client's last row; at least one column."""
-    sizes = table.sizes[clients]
-    column = np.arange(max(1, int(sizes.max())))
-    if not len(table.indices):
-        return np.zeros((len(clients), 1), np.int64)
-    offset = np.maximum(np.minimum(column[None, :], sizes[:, None] - 1), 0)
-    # a client without rows gets another's, with weight False
-    at = np.minimum(table.offsets[clients][:, None] + offset, len(table.indices) - 1)
-    return np.asarray(table.indices[at])

@@ -19,8 +19,8 @@ def sampled(federation: Federation, train: Train, number: int, privacy: Privacy 
     size = train.cohort_size(population)
     if privacy is not None and privacy.unit == "client" and privacy.sampling == "poisson":
         cohort = np.flatnonzero(generator.random(population) < size / population)
-        if train.drop:
-            cohort = _thinned(cohort, train.drop, 0, generator)
+        if train.drop:  # by coins too: of a fixed share, one client would make room for another
+            cohort = cohort[generator.random(len(cohort)) >= train.drop]
         return cohort, cohort
     chances = federation.weights if train.sampling == "samples" else None
     if chances is not None and len(there) < population:

@@ -79,11 +79,10 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray, on: Lite
         failed |= {int(clients[at[k]]): why for k, why in outcome.failed.items()}
 
     def figures(scores: Scores) -> Figures:
-        of_each = vmap(work.task.figures)
+        of_splits = vmap(work.task.figures)(torch.cat([scores.validation, scores.test])).tensor_split(2)
         # an AUROC for each split, or none
         areas = scores.auroc.to(work.task.dtype).tensor_split(2, 1)
-        validation, test = (torch.cat([of_each(tallies), area], 1) for tallies, area in
-                            zip((scores.validation, scores.test), areas, strict=True))
+        validation, test = (torch.cat(each, 1) for each in zip(of_splits, areas, strict=True))
         return Figures(validation, test, scores.error)
 
     shared, pooled = None, None

@@ -32,7 +32,7 @@ class Worked(NamedTuple):
 def on_features(task: Task, federation: Federation) -> Worked:
     """Task and federation behind the frozen layers of the network; as they are, where there are none."""
     given = Worked(task, federation)
-    if type(task) is not ModuleTask or federation.is_remote or federation.truth or not task.frozen:
+    if type(task) is not ModuleTask or not federation.has_rows or federation.truth or not task.frozen:
         return given
     front = front_of(task.template, task.dtype, inputs(samples(federation.x), task.dtype))
     if front is None:
@@ -43,7 +43,9 @@ def on_features(task: Task, federation: Federation) -> Worked:
         return given
     features = _extracted(front, federation.x, first, task.dtype, cast)
     made = dataclasses.replace(federation, x=features, column_names=None)
-    return Worked(task.of(front.rest).fitted(made), made)
+    rest = task.of(front.rest).fitted(made)
+    # a server, and whoever loads the models, knows the vectors of the whole network
+    return Worked(rest, made) if rest.layout == task.layout else given
 
 
 def _extracted(front: Front, x: Tensor, first: Tensor, dtype: torch.dtype, cast: torch.dtype | None

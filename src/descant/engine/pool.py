@@ -48,6 +48,19 @@ class Part(NamedTuple):
         start = int(self.table.offsets[clients[0]])
         return slice(start, start + len(clients) * int(sizes[0]))
 
+    def padded(self, clients: np.ndarray) -> np.ndarray:
+        """The clients' rows side by side, padded with the client's last row; at least one column."""
+        if (own := self.slice_of(clients)) is not None:
+            return np.arange(own.start, own.stop).reshape(len(clients), -1)
+        sizes, indices = self.table.sizes[clients], self.table.indices
+        column = np.arange(max(1, int(sizes.max())))
+        if not len(indices):
+            return np.zeros((len(clients), 1), np.int64)
+        offset = np.maximum(np.minimum(column[None, :], sizes[:, None] - 1), 0)
+        # a client without rows gets another's, with weight False
+        at = np.minimum(self.table.offsets[clients][:, None] + offset, len(indices) - 1)
+        return np.asarray(indices[at])
+
     def copied(self, dtype: torch.dtype) -> Part:
         """The rows of the table alone, in its order, in this type."""
         rows = torch.from_numpy(np.require(self.table.indices, requirements="W"))  # torch warns otherwise

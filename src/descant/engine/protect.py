@@ -34,6 +34,12 @@ UNFIT: dict[str, tuple[Callable[..., bool], str]] = {
 }
 
 
+STEPS = 2  # of a dry run: the first may be another than those that follow
+LEARNED = ('privacy.unit = "record": data.scale or data.impute = "client" changes every row by statistics of '
+           'all rows of its client, so that one row is in what all others add; use "constants" with numbers '
+           "that are known without these rows")
+
+
 def account_of(work: Work, train: Train, privacy: Privacy) -> Account:
     """The account of a run; an error where the method or the settings do not fit."""
     federation = work.federation
@@ -41,6 +47,9 @@ def account_of(work: Work, train: Train, privacy: Privacy) -> Account:
     if privacy.unit == "client":
         _require_sum(work)
     queries = _queries(work, privacy) if privacy.unit == "record" else Queries()
+    treatment = federation.treatment
+    if privacy.unit == "record" and not queries.nothing and treatment is not None and treatment.is_learned:
+        raise UsageError(LEARNED)
     return Account(privacy, train, federation.train.sizes[: federation.population], queries,
                    lambda number: sampled(federation, train, number, privacy)[1])
 
@@ -75,6 +84,9 @@ def _require_sum(work: Work) -> None:
     if work.algorithm.needs_rows:
         raise UsageError(f"{found} {name} as it is set: its server looks at the uploads one by one, and "
                          "noise hides a client in a sum; docs/privacy.md tells which methods need one alone")
+    if work.algorithm.opens():
+        raise UsageError(f"{found} {name} as it is set: its first round asks every client, whoever is in "
+                         "the cohort")
     if work.algorithm.tracking:
         raise UsageError(f"{found} {name}: what its clients keep must be what the server was told, and that "
                          "is shortened and noised")
@@ -97,7 +109,7 @@ def _queries(work: Work, privacy: Privacy) -> Queries:
     if method.opens():
         raise _refused(work, "its first round asks every client about all its rows")
     counting = CountingTask(work.task, Mechanism(privacy, 1.0), _axes(work), method.batches_per_step())
-    trial = dataclasses.replace(work, federation=_tiny(work.federation), local=LocalWork(steps=1),
+    trial = dataclasses.replace(work, federation=_tiny(work.federation), local=LocalWork(steps=STEPS),
                                 private=counting, privacy=None, templates={}, pools=Pools())
     first = work.round_of(np.zeros(1, np.int64), 0)
     model = work.task.init()
@@ -110,14 +122,14 @@ def _queries(work: Work, privacy: Privacy) -> Queries:
         raise _refused(work, str(error)) from None
     if not any(True for _ in leaves(result.upload)):  # it trains alone
         return Queries((0,))
-    return Queries(tuple(counting.counts), method.disjoint_batches)
+    return Queries(counting.counts, method.disjoint_batches)
 
 
 def _tiny(federation: Federation) -> Federation:
     """Clients of one row each: what a method asks for does not depend on the rows, and a server has none."""
     everyone = federation.everyone
     rows = Table(np.zeros(everyone, np.int64), np.arange(everyone + 1))
-    whole = {field.name: getattr(federation, field.name) for field in dataclasses.fields(federation)}
+    whole = {field.name: getattr(federation, field.name) for field in dataclasses.fields(Federation)}
     return Shard(**whole | {"x": federation.x[:2], "y": federation.y[:2], "train": rows, "validation": rows,
                             "test": rows})
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,9 +19,9 @@ from descant.core.algorithm import Message, Round
 from descant.core.random import stream
 from descant.core.stopwatch import Stopwatch
 from descant.core.sums import Total
-from descant.core.tree import Tree, leaves, map_tree, nbytes, take
+from descant.core.tree import Tree, map_tree, nbytes, not_finite, take
 from descant.engine.account import Account
-from descant.engine.adding import Adding, Bound, form_of, noised_mean, not_finite, origin_of
+from descant.engine.adding import Adding, Bound, form_of, noised_mean, origin_of, wrong_rows
 from descant.engine.attack import Attack
 from descant.engine.availability import Trace, read_trace
 from descant.engine.backends.base import Backend, Planned
@@ -116,13 +117,12 @@ class Training:
             name = "robust" if robust is not None else "attack"
             raise UsageError(f'[{name}] does not go together with privacy.unit = "client": it needs the '
                              "uploads one by one, and that one hides them in their sum; leave one out")
-        origins = Origins(work, work.algorithm.init_client(work.task, self.initial))
         if attack is not None:
             who = attack.attackers(work.federation.population, self.train.seed)
-            self._attackers = Attackers(attack, who, origins)
+            self._attackers = Attackers(attack, who, self._idle)
         if robust is not None:
             robust.require_fit(work.algorithm, self._cohort_size)
-            self._guard = Guard(robust, origins)
+            self._guard = Guard(robust, self._idle)
         return self
 
     def remedy(self) -> str:
@@ -179,7 +179,7 @@ class Training:
         try:
             cohort, trained, _ = self._sampled()
             message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
-            return Planned(self._job, trained, self.number, message, self._adding(cohort, trained))
+            return Planned(self._job, trained, self.number, message, self.adding(cohort, trained))
         finally:
             self.number -= 1
 
@@ -196,7 +196,7 @@ class Training:
             message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
             states = self.store.read(trained)
         start = time.perf_counter()
-        adding = self._adding(cohort, trained)
+        adding = self.adding(cohort, trained)
         if len(trained) or adding is None:
             outcome = backend.run(self._job, trained, self.number, message, states, adding)
         else:  # of a cohort that coins make, there may be nobody
@@ -215,7 +215,7 @@ class Training:
     def _job(self) -> Job:
         return "opening" if self.is_opening else "local"
 
-    def _adding(self, cohort: np.ndarray, trained: np.ndarray) -> Adding | None:
+    def adding(self, cohort: np.ndarray, trained: np.ndarray) -> Adding | None:
         """How this round's uploads are added up where they are made; None: they are needed one by one."""
         looked_at = self._diagnostics or self._guard is not None or self._attackers is not None
         if self.work.algorithm.needs_rows or looked_at or self._job not in self.work.templates:
@@ -226,9 +226,13 @@ class Training:
         """How much a client may add, where clients are protected."""
         if self.clip is None:
             return None
-        state = self.work.algorithm.init_client(self.work.task, self.initial)
         template = self.work.templates[self._job].upload
-        return Bound(origin_of(self.work, self._job, self.number, self._first(), state, template), self.clip)
+        return Bound(origin_of(self.work, self._idle, self._job, self.number, self._first(), template),
+                     self.clip)
+
+    @cached_property
+    def _idle(self) -> Origins:
+        return Origins(self.work, self.work.algorithm.init_client(self.work.task, self.initial))
 
     def _first(self) -> Message:
         """What a client is sent in this round."""
@@ -269,7 +273,7 @@ class Training:
                 self._job, trained[done], self.number, _of_rows(message, done), result.upload))
         wrong = dict(outcome.wrong)
         if outcome.total is None and len(done):
-            wrong = {int(done[k]): why for k, why in not_finite(result).items()}
+            wrong = {int(done[k]): why for k, why in wrong_rows(result).items()}
         rejected = {int(trained[k]): why for k, why in (*failed.items(), *wrong.items())}
         kept = np.flatnonzero(~np.isin(done, list(wrong)))
         accepted = trained[done[kept]]
@@ -291,8 +295,8 @@ class Training:
         weights = info.get("client_weights")
         self.averaged = None if weights is None else ServerWeights(accepted[counted][chosen], weights)
         info = {key: value for key, value in info.items() if key != "client_weights"}
-        if overflow := [name for name, t in leaves(server) if not bool(torch.isfinite(t).all())]:
-            raise DescantError(f"the server's {overflow[0]} is not finite after round {self.number}, though "
+        if (overflow := not_finite(server)) is not None:
+            raise DescantError(f"the server's {overflow} is not finite after round {self.number}, though "
                                f"all uploads were: the training diverges; {self.remedy()}")
         figures = diagnosed(self._diagnostics, Observed(method, self.server, message, uploads, server, facts))
         self.server = server

@@ -31,6 +31,7 @@ def step_batches(plan: Plan, which: int, rows: Tensor, lengths: Tensor, key: Ten
         range(b, b + 1) for b in range(which % plan.per_step, len(plan.widths), plan.per_step)]
     x, y = plan.pool.train.x, plan.pool.train.y[rows].split(plan.widths, 1)
     given = None if counts is None else counts.split(plan.widths, 1)
+    weight = None if all(plan.whole) else _real(plan.widths, lengths).split(plan.widths, 1)
     made = _Inputs(x, plan.dtype, len(rows), max(plan.widths))
     for batches in groups:
         begun, n = now(), plan.active[batches[0]]
@@ -41,9 +42,16 @@ def step_batches(plan: Plan, which: int, rows: Tensor, lengths: Tensor, key: Ten
             begun, n = now(), plan.active[b]
             taken = made.of(_first(part, n))
             spent.gathering += now() - begun
-            weight = None if plan.whole[b] else torch.arange(plan.widths[b]) < lengths[:n, b : b + 1]
-            yield n, Batch(taken, _first(y[b], n), weight, random.fold(key[:n], b) if plan.draws else None,
+            yield n, Batch(taken, _first(y[b], n),
+                           None if weight is None or plan.whole[b] else _first(weight[b], n),
+                           random.fold(key[:n], b) if plan.draws else None,
                            None if given is None else _first(given[b], n))
+
+
+def _real(widths: tuple[int, ...], lengths: Tensor) -> Tensor:
+    """Which rows of all batches, end to end, are no padding, where [clients, batches] have so many."""
+    within = torch.cat([torch.arange(width) for width in widths])
+    return within < lengths.repeat_interleave(torch.tensor(widths), 1, output_size=len(within))
 
 
 class _Inputs:

@@ -35,11 +35,6 @@ LOGARITHM = "log_weight"  # the name of a logarithm of a weight
 WIDER = 3.0  # where nothing is shortened, refused is what is so many times as long as that
 
 
-def not_finite(upload: Tree) -> str | None:
-    """The name of a tensor that holds NaN or infinity."""
-    return next((name for name, leaf in leaves(upload, "upload") if not bool(leaf.isfinite().all())), None)
-
-
 class Origins:
     """What clients upload that learn nothing, as far as the server can know: it has neither their rows nor
     their states, so that they have a row of zeros and the initial state."""
@@ -69,7 +64,7 @@ class Origins:
 
 def _with_rows_of_zeros(federation: Federation) -> Shard:
     """The same clients, each with one row in every split."""
-    known = {field.name: getattr(federation, field.name) for field in dataclasses.fields(federation)}
+    known = {field.name: getattr(federation, field.name) for field in dataclasses.fields(Federation)}
     ones = Table.packed(np.zeros(federation.everyone, np.int64), np.ones(federation.everyone, np.int64))
     return Shard(**known | {"x": torch.zeros_like(federation.x[:1]), "y": torch.zeros_like(federation.y[:1]),
                             "train": ones, "validation": ones, "test": ones})

@@ -28,6 +28,7 @@ from descant.core.task import Task
 from descant.core.tree import Tree, filled, leaves, map_tree, stack, take
 from descant.core.vector import Model
 from descant.engine.batches import LocalWork, Plan, View, plan_chunk, steps_in_round
+from descant.engine.closed import ClosedView
 from descant.engine.draws import Coins
 from descant.engine.outcome import Outcome
 from descant.engine.pool import Pool, Pools
@@ -92,6 +93,7 @@ class Work:
     private: Task | None = None  # what `local` sees of the rows, where these are protected
     templates: dict[Job, Tree] = field(default_factory=dict)  # filled by `rehearse`
     pools: Pools = field(default_factory=Pools, repr=False)
+    closed: bool = False  # whether nobody may look at a row, since those here are none
 
     def round_of(self, clients: np.ndarray, number: int) -> Round:
         """The facts of a round for a group of clients."""
@@ -206,7 +208,7 @@ class Work:
         return self.private is not None and job in ("local", "opening")
 
     def _seen(self, job: Job, plan: Plan, own: Any) -> View:
-        return View(plan, own, private=self._is_private(job))
+        return (ClosedView if self.closed else View)(plan, own, private=self._is_private(job))
 
     def view(self, job: Job, client: int, number: int) -> View:
         """What ONE client sees of its data in a job."""
@@ -244,7 +246,9 @@ class Work:
     def _arranged(self) -> Pool:
         if self.device != CPU:  # with the constants of the task's module
             self.task.move_to(self.device)
-        return Pool.of(self.federation, self.task.dtype).to(self.device)
+        found = (Pool.of(self.federation, self.task.dtype) if self.federation.has_rows
+                 else Pool.as_it_lies(self.federation))
+        return found.to(self.device)
 
     def _placed(self) -> AbstractContextManager[Any]:
         """New tensors are made on the device."""

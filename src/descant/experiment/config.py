@@ -167,6 +167,9 @@ def override(tables: Mapping[str, Any], settings: Iterable[str] | Mapping[str, A
     """The sections with `section.field=value` settings; a value is TOML, or else text; or, in Python, with
     those of a mapping from section.field to value. Another method, model, dataset or partition drops the
     fields of the one that it replaces."""
+    if isinstance(settings, str) or not isinstance(settings, Iterable):
+        raise UsageError('set must be a mapping such as {"train.rounds": 20}, or a list of texts such as '
+                         f'["train.rounds=20"], not {settings!r}')
     changed: dict[str, Any] = {name: dict(t) if isinstance(t, Mapping) else t
                                for name, t in _joined(tables).items()}
     given = [*settings.items()] if isinstance(settings, Mapping) else [_setting(text) for text in settings]

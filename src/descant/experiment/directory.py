@@ -40,7 +40,16 @@ OWN = "[data] and [model] are Python objects: resume with the same call of desca
 
 
 def require_free(out: Path) -> None:
-    """Refuse a directory that is not empty."""
+    """Refuse a directory that is not empty, and a name that is none."""
+    try:
+        out.stat()
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        pass  # it cannot be made, which is told then
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{str(out)!r:.60} is no place for a run: {why}; choose another --out") from None
     if (out / "config.toml").exists():
         raise UsageError(f"{out} already holds a run: continue it with `{resume_command(out)}`, "
                          "or choose another --out")

@@ -29,7 +29,8 @@ from descant.errors import DescantError, UsageError
 from descant.experiment import checkpoint, present
 from descant.experiment import directory as layout
 from descant.experiment.checkpoint import Checkpointer
-from descant.experiment.config import completed, differences
+from descant.experiment.config import Experiment, completed, differences
+from descant.experiment.kept import keep, kept
 from descant.experiment.observe import Interrupted, Observer, Silent, tell_end
 from descant.experiment.plots import draw_clusters, draw_curve
 from descant.experiment.rows import row_of
@@ -144,9 +145,10 @@ class Run:
         client = self.setup.federation.number_of(client)
         if self.setup.federation.is_remote:
             raise UsageError("the personal models of this run are with its clients, on their own machines")
+        snapshot = self.snapshot(which)
         try:
             with one_thread():
-                return personal_model(self.work, self.snapshot(which), client)
+                return personal_model(self.work, snapshot, client)
         except DescantError as error:
             raise DescantError(f"client {client} cannot be personalized: {error}") from None
 
@@ -232,6 +234,9 @@ def start(setup: Setup, out: Path | None = None, observer: Observer | None = Non
         backend, setup, measured = _with_backend(setup, training)
         with closing(backend), nullcontext() if out is None else layout.created(out, setup.tables()):
             run = Run(setup, training, out)
+            if out is not None:
+                with run._writing():
+                    keep(out / "checkpoint", setup.federation)
             run.why_metric = why
             return _finish(run, backend, observer, measured)
 
@@ -283,6 +288,8 @@ def _continued(setup: Setup, training: Training, out: Path, changed: bool) -> Ru
     """The run in a directory, at its last committed round; a changed setup is written down."""
     begun = _begun(out, setup, training)
     run = Run(setup, training, out)
+    with run._writing():
+        keep(out / "checkpoint", setup.federation)
     if begun:
         run.restore()
         layout.truncate(out, run.rounds)
@@ -292,15 +299,32 @@ def _continued(setup: Setup, training: Training, out: Path, changed: bool) -> Ru
 
 
 def load(out: Path, setup: Setup | None = None, allow: Allowed = ()) -> Run:
-    """A run's models and figures as they are on disk, read only; `setup` and `allow` as in `resume`."""
-    setup = _as_decided(out, setup or Setup.of(layout.experiment(out, allow)))
+    """A run's models and figures as they are on disk, read only; `setup` and `allow` as in `resume`. The
+    user's files need not be there, unless a model is made with a client's rows."""
+    setup = _as_decided(out, setup or _of_kept(out, layout.experiment(out, allow)))
     with locked(out, shared=True):
         training = setup.training()
         if not _begun(out, setup, training):
             raise DescantError(f"{out} has no checkpoint yet: run `{layout.resume_command(out)}` first")
         run = Run(setup, training, out, read_only=True)
         run.restore()
+    if not setup.federation.has_rows:
+        run.work = dataclasses.replace(run.work, closed=True)
     return run
+
+
+def _of_kept(out: Path, experiment: Experiment) -> Setup:
+    """The setup of an experiment; without rows where the user's files are not as they were."""
+    known = kept(out / "checkpoint", experiment.train.torch_dtype)
+    try:
+        setup = Setup.of(experiment)
+    except DescantError:
+        if known is None:
+            raise
+        return Setup.of(experiment, known)
+    if known is None or setup.federation.fingerprint() == known.fingerprint():
+        return setup
+    return Setup.of(experiment, known)
 
 
 def _as_decided(out: Path, setup: Setup) -> Setup:

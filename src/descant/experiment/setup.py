@@ -47,8 +47,9 @@ class Setup:
     attack: Attack | None = None
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Setup:
-        federation = experiment.data.federation().to(experiment.train.torch_dtype)
+    def of(cls, experiment: Experiment, federation: Federation | None = None) -> Setup:
+        """The setup of an experiment, on the federation that its [data] makes unless one is given."""
+        federation = (federation or experiment.data.federation()).to(experiment.train.torch_dtype)
         task = experiment.model.task(federation, experiment.train.torch_dtype, experiment.train.seed)
         sections = experiment.dump()
         return cls(experiment.algorithm, task, federation, experiment.train, experiment.eval,

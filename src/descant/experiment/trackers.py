@@ -238,6 +238,8 @@ class WandB(Tracker):
 
     def __init__(self, project: str | None = None, mode: Literal["offline", "online"] | None = None) -> None:
         super().__init__()
+        if mode not in (None, "offline", "online"):
+            raise UsageError(f'mode must be "offline" or "online", not {mode!r}')
         self._project = project or os.environ.get("WANDB_PROJECT", "descant")
         self._mode = mode or os.environ.get("WANDB_MODE", "offline")
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from descant.core import fields, random
 from descant.core.federation import Federation
@@ -21,7 +23,7 @@ from descant.core.losses import LOSSES, Loss, LossName, default_loss
 from descant.core.permit import Allowed, opened
 from descant.core.sample import SampleFormat
 from descant.core.task import Task
-from descant.errors import DescantError, UsageError, unknown
+from descant.errors import DescantError, UsageError, one, unknown
 from descant.models.alexnet import FedBNAlexNet
 from descant.models.base import NetworkSpec, TaskSpec
 from descant.models.cnn import CGPFLCNN, CNN2, CNN3, CNN5, FEMNISTCNN, HARCNN, CifarNet, FedMAPCNN
@@ -138,10 +140,14 @@ def make_task(
                 raise DescantError(f"the model {model.name} cannot be made for samples of shape "
                                    f"{sample.shape}: {str(error).splitlines()[0]}") from None
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the model must be a name, an nn.Module or a Task, not {type(model).__name__}")
-    _require_trainable(model)
+        remedy = f": call it, as in {model.__name__}(...)" if isinstance(model, type | FunctionType) else ""
+        raise UsageError(f"the model must be a name, an nn.Module or a Task, not {one(model)}{remedy}")
     if initial is not None:
         model = _started(model, initial)
+    _require_trainable(model)
+    if isinstance(loss, type) or not (loss is None or callable(loss) or isinstance(loss, str)):
+        raise UsageError(f"the loss must be a name ({', '.join(LOSSES)}) or a function of outputs and "
+                         f'targets, such as nn.CrossEntropyLoss(reduction="none"), not {loss!r}')
     loss = loss or default_loss(federation.classes)
     return ModuleTask(model, loss, classes=federation.classes, dtype=dtype, class_weights=class_weights,
                       autocast=autocast).fitted(federation, ours=ours)
@@ -152,7 +158,12 @@ def _require_trainable(module: nn.Module) -> None:
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise UsageError("the model is compiled by TorchScript, whose parameters cannot be exchanged: give "
                          "the module that torch.jit.script or torch.jit.trace was given")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UsageError(f"the model is wrapped in a {type(module).__name__}: give the module in it, .module")
     for name, parameter in module.named_parameters():
+        if parameter.is_meta or not (is_lazy(parameter) or bool(torch.isfinite(parameter).all())):
+            kind = "is on torch's meta device and has no values" if parameter.is_meta else "is not finite"
+            raise UsageError(f"the parameter {name!r} of the model {kind}: give it numbers to start with")
         if parameter.is_complex():
             continue  # refused with another remedy, where the vector is made
         if parameter.dtype not in (torch.float16, torch.float32, torch.float64):

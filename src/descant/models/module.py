@@ -27,7 +27,7 @@ from descant.core.metric import CLASSIFICATION, REGRESSION
 from descant.core.task import Batch, Gradient, Pull, Task, inputs
 from descant.core.tree import stack, take
 from descant.core.vector import Layout, Model
-from descant.errors import UsageError, first_line, unknown
+from descant.errors import UsageError, first_line, one, unknown
 
 PASSED = 1024  # rows that pass a chain at once where they are only predicted
 Precision: TypeAlias = Literal["bfloat16"]
@@ -201,7 +201,8 @@ class ModuleTask(Task):
 
     def _predict_by_hand(self, theta: Tensor, stats: Tensor, x: Tensor) -> tuple[Tensor]:
         assert self._eval_chain is not None
-        at_once = max(1, PASSED // max(1, x.shape[1]))  # clients
+        # clients; a linear model makes nothing on the way, of which there could be too much
+        at_once = len(x) if self.is_linear else max(1, PASSED // max(1, x.shape[1]))
         found = []
         for k in range(0, len(x), at_once):
             some = slice(k, k + at_once)
@@ -283,7 +284,8 @@ class ModuleTask(Task):
         if self.classes is None and y.is_floating_point() and outputs.numel() == y.numel():
             task.metric_names = ("loss", *REGRESSION)
         if ours:
-            task._prepare(self.layout, SideEffects(known=True, calls=False))
+            known = SideEffects(known=True, calls=False)
+            task._train, task._eval = self._train.knowing(known), self._eval.knowing(known)
         elif self._chain is None or self._eval_chain is None:
             task._try_out(federation)
         return task
@@ -303,11 +305,14 @@ class ModuleTask(Task):
             raise UsageError(f"the model does not accept the data's samples of shape "
                              f"{tuple(federation.x.shape[1:])}{tokens}: {first_line(error)}") from None
         if not isinstance(outputs, Tensor):
-            raise UsageError(f"the model returns a {type(outputs).__name__}: it must return one tensor")
+            raise UsageError(f"the model returns {one(outputs)}: it must return one tensor")
         per_class = self.loss_name == "cross_entropy"
         if per_class and self.classes is not None and outputs.shape[1:2] != (self.classes,):
             raise UsageError(f"the model gives outputs of shape {tuple(outputs.shape[1:])} for data with "
                              f"{self.classes} classes: it must give {self.classes} outputs")
+        if per_class and y.is_floating_point():
+            raise UsageError("the loss cross_entropy is of classes, and the targets are real numbers: give "
+                             "class numbers, as of y.astype(int), or take the loss mse")
         try:
             losses = self._trained(outputs, y)
         except Exception as error:

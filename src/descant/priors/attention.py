@@ -15,6 +15,7 @@ from torch import Tensor
 
 from descant.core.algorithm import Algorithm, ClientData, LocalStep, Message, Round, renewed
 from descant.core.fields import hyper
+from descant.core.kernels.products import some_rows
 from descant.core.ranges import Log
 from descant.core.task import Task
 from descant.core.threads import on_all_cores
@@ -58,22 +59,7 @@ class MessagePassing(Algorithm):
 
     def broadcast(self, server: Model, round: Round) -> Message:
         blocks = self._blocks(server.theta, round)
-        lengths = [len(wanted) for _, wanted in blocks]
-
-        def mixed(w: Tensor) -> Tensor:
-            sent = w.new_empty(len(round.cohort), w.shape[1])
-
-            def mix(block: tuple[Tensor, Tensor], into: Tensor) -> None:
-                xi, wanted = block
-                if len(wanted) == len(xi):
-                    torch.mm(xi, w, out=into)
-                else:  # all rows are made: what a product has in one may depend on how many there are
-                    torch.index_select(xi @ w, 0, wanted, out=into)
-
-            on_all_cores(lambda both: mix(*both), zip(blocks, sent.split(lengths), strict=True))
-            return sent
-
-        return Message(each=map_tree(mixed, server))
+        return Message(each=map_tree(lambda w: some_rows(blocks, w), server))
 
     def _blocks(self, w: Tensor, round: Round) -> list[tuple[Tensor, Tensor]]:
         """xi of the blocks that have clients of the cohort [b, m], and which of their rows are theirs."""

@@ -46,7 +46,8 @@ def solve_in_phases(task: Task, model: Model, data: ClientData, head: SGD, body:
                 some: list[Any] = [None if each is None else each[rows] for each in batch]
                 x, y, weight, key, counts = some
                 theirs = [each[rows] for each in parameters]
-                pulls = None if is_head else pull_of(y, weight, counts, centres[rows], strength[rows])
+                pulls = None if is_head or all(in_head) else pull_of(
+                    y, weight, counts, centres[rows], strength[rows])
                 found = gradients.slopes(theirs, None if stats is None else stats[rows], x, y, weight, key,
                                          counts, pull=pulls)
                 for mine, term, moves in zip(theirs, found.terms, in_head, strict=True):

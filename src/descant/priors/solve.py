@@ -168,13 +168,20 @@ class Adam(Trained):
     def step_(self, theta: Tensor, add: Add, prior: Prior, memory: list[Tensor], number: int) -> None:
         g, first, second = memory
         add(g, 0.0, 1.0)
-        add_pull_(g, prior, theta, self._ridge)
+        fused = _FUSED if theta.is_cpu and all(each.is_contiguous() for each in (theta, *memory)) else None
+        to_zero = 0.0
+        if (fused is not None and not self._decay and isinstance(prior, Gaussian)
+                and isinstance(prior.precision, float)):  # what draws to zero is a part of torch's one pass
+            g.sub_(prior.mean, alpha=prior.precision)
+            to_zero = prior.precision + self._ridge
+        else:
+            add_pull_(g, prior, theta, self._ridge)
         if self._decay:
             theta.mul_(1 - self.lr * self._decay)
-        if _FUSED is not None and theta.is_cpu and all(each.is_contiguous() for each in (theta, *memory)):
-            _FUSED([theta], [g], [first], [second], [], [_counted(number)], lr=self.lr,
-                   beta1=self.beta1, beta2=self.beta2, weight_decay=0.0, eps=self.eps, amsgrad=False,
-                   maximize=False)
+        if fused is not None:
+            fused([theta], [g], [first], [second], [], [_counted(number)], lr=self.lr,
+                  beta1=self.beta1, beta2=self.beta2, weight_decay=to_zero, eps=self.eps, amsgrad=False,
+                  maximize=False)
             return
         first.lerp_(g, 1 - self.beta1)
         second.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)

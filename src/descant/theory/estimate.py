@@ -240,7 +240,10 @@ def transfer(task: Task, federation: Federation, clients: np.ndarray, models: Te
                 scores.append([float(task.metrics(task.predict(model, batch.x), batch)[place])
                                for model in (own, common)])
                 rows += len(batch.y)
-    return Transfer(*np.mean(scores, 0).tolist(), rows) if scores else None
+    if not scores:
+        return None
+    own_mean, others_mean = np.mean(scores, 0).tolist()
+    return Transfer(own_mean, others_mean, rows)
 
 
 def _batch(task: Task, federation: Federation, rows: np.ndarray) -> Batch:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from descant.comparison import conclusions, page
 from descant.comparison.plan import Plan
+from descant.comparison.plan import read as read_plan
 from descant.comparison.results import Results
 from descant.comparison.table import Column, cell, columns
 from descant.core.files import write_atomic
@@ -99,6 +100,7 @@ def draw(plan: Plan) -> None:
 
 def write_page(directory: Path, out: Path | None) -> tuple[Path, int]:
     """Write the page of a comparison; returns where, and of how many bytes."""
+    read_plan(directory)  # which says if there is no comparison
     path = directory / "report.html" if out is None else out
     if path.is_dir():
         raise UsageError(f"--out {path} is a directory: name a file, such as {path / 'report.html'}")

@@ -46,8 +46,11 @@ def show_items(console: Console, items: Sequence[Item], seconds: Mapping[str, fl
 
 def show_claims(console: Console, found: Reproduced) -> None:
     """The table of claims, and how many of each verdict there are."""
-    console.print(table("ppl", HEADS, found.claims, title=found.item.about().source))
+    matched = "" if found.budget == "rounds" else f", with the same number of gradient {found.budget}"
+    console.print(table("ppl", HEADS, found.claims, title=found.item.about().source + matched))
     console.print(_counted(found.claims), soft_wrap=True)
+    for remark in found.remarks:
+        console.print(remark.replace("**", ""), soft_wrap=True, markup=False)
     console.print(f"{found.directory}", soft_wrap=True)
 
 
@@ -64,8 +67,8 @@ class Reproduction:
 
     @property
     def claims(self) -> dict[str, list[Claim]]:
-        """By the name of the item."""
-        return {each.item.name: each.claims for each in self.found}
+        """By the name of the item, with ", same steps" after it where these are matched."""
+        return {each.name: each.claims for each in self.found}
 
     def table(self) -> Any:
         """All claims as a pandas DataFrame."""

@@ -100,9 +100,22 @@ def _costs(summary: dict[str, Any]) -> dict[str, str]:
         facts["privacy"] = privacy_words(summary["privacy"])
     if summary["stopped"] is not None:
         facts["stopped"] = f"after round {summary['rounds']}: {STOPPED[summary['stopped']]}"
-    if summary["best"] is None:
-        facts["best round"] = "none: there is no validation data to select it"
+    if words := _choice(summary):
+        facts["best round"] = words
     return facts
+
+
+def _choice(summary: dict[str, Any]) -> str:
+    """What there is to know about how the best round was chosen."""
+    is_silent = summary.get("privacy", {}).get("figures") == "off"
+    if summary["best"] is None:
+        if is_silent and summary["last"] is None:
+            return "none: privacy.figures = \"off\" keeps the figures that select it with the clients"
+        return "none: there is no validation data to select it"
+    if is_silent and summary["best"]["round"] != summary["last"]["round"]:
+        return ("by validation figures, which no noise protects: a real federation with privacy.figures = "
+                "\"off\" has the last round")
+    return ""
 
 
 def privacy_words(spent: dict[str, Any]) -> str:

@@ -5,31 +5,45 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from descant.comparison import results
 from descant.comparison.conduct import Asked, Shown, conduct, require_no_failures
 from descant.comparison.make import source_commit
 from descant.comparison.plan import Budget, Plan
-from descant.comparison.reproduce import claims, pages, study
+from descant.comparison.reproduce import baselines, claims, pages, study
 from descant.comparison.reproduce.claims import Claim
 from descant.comparison.reproduce.items import Item
 from descant.core.files import write_atomic, write_csv
 from descant.core.permit import ran
-from descant.errors import UsageError
+from descant.errors import UsageError, unknown
 from descant.experiment.config import read_toml
 
 KEPT = ("results.csv", "orderings.csv")  # of a comparison
 
 
+Wish: TypeAlias = Literal["both", "rounds", "steps"]
+
+
 class Reproduced(NamedTuple):
-    """An item as it came out."""
+    """An item as it came out with one budget."""
 
     item: Item
+    budget: Budget
     claims: list[Claim]
     directory: Path  # what is kept
+
+    @property
+    def name(self) -> str:
+        return self.item.name + ("" if self.budget == "rounds" else f", same {self.budget}")
+
+    @property
+    def remarks(self) -> list[str]:
+        """What stands how beside the baselines; with matched steps, what these change."""
+        changed = [] if self.budget == "rounds" else [pages.what_changes(self.item)]
+        return changed + baselines.sentences(baselines.read(self.directory))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,45 +53,57 @@ class Wanted:
     out: Path  # for the runs, PAPER/ITEM in it
     jobs: int = 1
     repetitions: int | None = None  # fewer than the item's, for a first look
-    budget: Budget = "rounds"  # what the papers hold equal; or "steps"
+    budget: Wish = "both"  # equal rounds, as in the papers, then equal gradient steps; or one of them
 
     def __post_init__(self) -> None:
         for name, value in (("jobs", self.jobs), ("repetitions", self.repetitions)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name} must be a whole number from 1, not {value!r}")
-        if self.budget not in ("rounds", "steps"):
-            raise UsageError(f'budget must be "rounds", as in the papers, or "steps", not {self.budget!r}')
+        if self.budget not in get_args(Wish):
+            raise unknown("budget", self.budget, get_args(Wish))
 
-
-def reproduce(item: Item, wanted: Wanted, shown: Shown, draw: Callable[[Plan], None]) -> Reproduced:
-    """Make what is missing of an item, and write what is kept of it."""
-    about = item.about()
-    repetitions = wanted.repetitions or about.repetitions
-    suffix = "" if wanted.budget == "rounds" else f"-{wanted.budget}"
-    out = wanted.out / item.paper / f"{item.path.stem}{suffix}"
-    command = f"descant reproduce {item.name}"
-    if wanted.budget == "steps":
-        command += " --budget steps"
-        if item.is_study:
+    def budgets(self, item: Item) -> list[Budget]:
+        """Those of an item. A study has the paper's alone."""
+        if item.is_study and self.budget == "steps":
             raise UsageError(f"{item.name} is a study of its own, which has no other budget: leave "
                              "--budget out")
-    kept = item.results if wanted.budget == "rounds" else item.results / "steps"
+        if self.budget == "both":
+            return ["rounds"] if item.is_study else ["rounds", "steps"]
+        return [self.budget]
+
+
+def reproduce(item: Item, wanted: Wanted, shown: Shown, draw: Callable[[Plan], None]
+              ) -> Iterator[Reproduced]:
+    """Make what is missing of an item with each budget, and write what is kept of it."""
+    for budget in wanted.budgets(item):
+        yield _reproduced(item, wanted, budget, shown, draw)
+
+
+def _reproduced(item: Item, wanted: Wanted, budget: Budget, shown: Shown, draw: Callable[[Plan], None]
+                ) -> Reproduced:
+    about = item.about()
+    repetitions = wanted.repetitions or about.repetitions
+    matched = budget != "rounds"
+    place = wanted.out / item.paper
+    out = place / (f"{item.path.stem}-{budget}" if matched else item.path.stem)
+    kept = item.results / budget if matched else item.results
+    command = f"descant reproduce {item.name}" + (f" --budget {budget}" if matched else "")
     if item.is_study:
         found, facts = _studied(item, out, repetitions, wanted.jobs, shown, kept)
     else:
-        asked = Asked(None, list(range(repetitions)), False, None, wanted.jobs, wanted.budget, 0, None, None,
-                      True, command)
+        asked = Asked(None, list(range(repetitions)), False, None, wanted.jobs, budget, 0, None, None,
+                      True, command, others=place)
         plan, failed = conduct(read_toml(item.path), out, asked, ran(), shown, draw)
         require_no_failures(failed)
         found, facts = compared(results.read(plan), kept)
     if repetitions < about.repetitions:
         command += f" --repetitions {repetitions}"
     facts = {"item": item.name, "source": about.source, "command": command, "repetitions": repetitions,
-             "of": about.repetitions, "budget": wanted.budget} | facts
+             "of": about.repetitions, "budget": budget} | facts
     write_atomic(kept / "about.json", (json.dumps(facts, indent=1) + "\n").encode())
     claims.write(found, kept / "claims.csv")
     pages.write(item.path.parent)
-    return Reproduced(item, found, kept)
+    return Reproduced(item, budget, found, kept)
 
 
 def compared(found: results.Results, kept: Path) -> tuple[list[Claim], dict[str, Any]]:
@@ -86,6 +112,7 @@ def compared(found: results.Results, kept: Path) -> tuple[list[Claim], dict[str,
     for name in KEPT:
         if (found.plan.out / name).exists():
             shutil.copyfile(found.plan.out / name, kept / name)
+    baselines.write(baselines.of(found), kept)
     seconds = sum(run.summary["seconds"] for run in found.finished)
     versions = found.plan.versions
     return claims.of_comparison(found), {

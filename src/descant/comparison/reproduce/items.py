@@ -117,7 +117,7 @@ def chosen(items: Sequence[Item], wanted: str | None) -> list[Item]:
     return found
 
 
-def runnable(items: Sequence[Item], budget: str = "rounds") -> list[Item]:
-    """Those that an ordinary machine can carry; with another budget than the papers', comparisons only."""
+def runnable(items: Sequence[Item], budget: str = "both") -> list[Item]:
+    """Those that an ordinary machine can carry; with matched steps alone, comparisons only."""
     return [item for item in items
-            if item.about().needs is None and not (item.is_study and budget != "rounds")]
+            if item.about().needs is None and not (item.is_study and budget == "steps")]

@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from descant.comparison.paper import NEEDS
-from descant.comparison.reproduce import claims
+from descant.comparison.reproduce import baselines, claims
 from descant.comparison.reproduce.items import Item, find
+from descant.comparison.reproduce.times import measured_in
 from descant.core.files import write_atomic
 from descant.core.units import duration, times
+
+STEPS = "steps"  # what is kept with matched gradient steps, beside what is kept with the paper's budget
 
 HEAD = """# {paper}: its tables and figures, repeated
 
 Written by `descant reproduce` from `experiments/{paper}/results`; do not edit. Figures are those of the
 paper's budget (rounds) unless a section says otherwise. A figure *agrees* if it is within one point of the
 paper's (10 % where it is no share); an ordering *appears* or is *reversed* if it is significant at 5 % in
-ours, and is *open* otherwise.
+ours, and is *open* otherwise. Of LocalTrain and FedAvg with fine-tuning it is said which methods are
+significantly ahead of them and behind, by the mean over the clients of their own models. Computing is that of
+all runs of a table, also of those that it shares with others. The time of what was not run was estimated from
+a round of each method (`--time`), at the paper's budget.
 """
 
 
@@ -41,14 +47,16 @@ def page(paper: Path, place: Path) -> str:
         parts += _section(item, place)
     if left:
         parts.append("## Not run\n")
-        parts += [_left(item) for item in left]
+        expected = measured_in(paper.parent)
+        parts += [_left(item, expected.get(item.name)) for item in left]
         parts.append("")
     return "\n".join(parts)
 
 
-def _left(item: Item) -> str:
+def _left(item: Item, seconds: float | None) -> str:
     about = item.about()
-    why = "" if about.needs is None else f" (needs {NEEDS[about.needs]})"
+    why = f" (needs {NEEDS[about.needs]})" if about.needs is not None else "" if seconds is None else (
+        f" (about {duration(seconds)} of one core)")
     return f"- {about.source}: `descant reproduce {item.name}`{why}"
 
 
@@ -59,20 +67,35 @@ def _section(item: Item, place: Path) -> list[str]:
     picture = item.results / "figure.png"
     if picture.exists():
         lines.append(f"![{kept['source']}]({_relative(picture, place)})\n")
-    matched = item.results / "steps"
-    if (matched / "about.json").exists():
-        lines += _steps(item, matched, place)
-    return lines
+    return lines + _steps(item, place)
 
 
-def _steps(item: Item, matched: Path, place: Path) -> list[str]:
+def _steps(item: Item, place: Path) -> list[str]:
     """The same with matched gradient steps, and which verdicts change."""
-    kept = json.loads((matched / "about.json").read_text(encoding="utf-8"))
+    if item.is_study:
+        return []
+    head = "### With the same number of gradient steps\n"
+    matched = item.results / STEPS
+    try:
+        kept = json.loads((matched / "about.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return [head, f"Not run: `descant reproduce {item.name} --budget steps`\n"]
+    return [head, f"{_plain(what_changes(item))}\n", *_account(kept, matched, place)]
+
+
+def what_changes(item: Item) -> str:
+    """What is otherwise with matched gradient steps than with the paper's rounds."""
+    matched = item.results / STEPS
+    if not (item.results / "claims.csv").exists():
+        return "What changes is not known: the paper's budget has not been run."
     before = {claim.paper: claim.verdict for claim in claims.read(item.results / "claims.csv")}
     changed = [f"{claim.paper} ({before[claim.paper]}, then {claim.verdict})"
-               for claim in claims.read(matched / "claims.csv") if before.get(claim.paper) != claim.verdict]
-    said = "No verdict changes." if not changed else f"Verdicts that change: {'; '.join(changed)}."
-    return [f"### With the same number of gradient steps\n\n{said}\n", *_account(kept, matched, place)]
+               for claim in claims.read(matched / "claims.csv")
+               if before.get(claim.paper, claim.verdict) != claim.verdict]
+    moved = baselines.changes(baselines.read(item.results), baselines.read(matched))
+    return " ".join([
+        "No verdict changes." if not changed else f"Verdicts that change: {'; '.join(changed)}.",
+        *([f"What stands otherwise beside the baselines: {'; '.join(moved)}."] if moved else [])])
 
 
 def _account(kept: dict[str, Any], where: Path, place: Path) -> list[str]:
@@ -86,7 +109,8 @@ def _account(kept: dict[str, Any], where: Path, place: Path) -> list[str]:
         f"commit {kept['commit']}; [results.csv]({_relative(where / 'results.csv', place)}). "
         f"Verdicts: {', '.join(f'{count} {verdict}' for verdict, count in counted.items())}.\n",
         "| claim of the paper | ours | verdict |\n|---|---|---|",
-        *(f"| {_plain(claim.paper)} | {_plain(claim.ours)} | {claim.verdict} |" for claim in found), ""]
+        *(f"| {_plain(claim.paper)} | {_plain(claim.ours)} | {claim.verdict} |" for claim in found), "",
+        *(f"{_plain(said)}\n" for said in baselines.sentences(baselines.read(where)))]
 
 
 def _plain(text: str) -> str:

@@ -41,14 +41,24 @@ def pace() -> float:
     return min(taken)
 
 
+def measured_in(directory: Path) -> dict[str, float]:
+    """Seconds where they were measured, by the name of the item."""
+    return _read(directory)[1]
+
+
 def read(directory: Path) -> dict[str, float]:
     """Seconds on this machine by the name of the item, where they are known, by one process."""
+    at, known = _read(directory)
+    ratio = pace() / at if known else 1.0
+    return {name: ratio * seconds for name, seconds in known.items()}
+
+
+def _read(directory: Path) -> tuple[float, dict[str, float]]:
     try:
-        known = json.loads((directory / FILE).read_text(encoding="utf-8"))
-        ratio = pace() / known["pace"]
-        return {name: ratio * seconds for name, seconds in known["seconds"].items()}
+        found = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        return float(found["pace"]), dict(found["seconds"])
     except (OSError, ValueError, KeyError):
-        return {}
+        return 1.0, {}
 
 
 def write(directory: Path, items: dict[str, float]) -> None:

@@ -68,12 +68,8 @@ class Linear(Layer):
 
     def forward(self, parameters: list[Tensor], x: Tensor, context: Context) -> tuple[Tensor, Saved]:
         rows = x if x.dim() == 3 else x.flatten(1, -2)
-        weight = parameters[0]
-        if weight.stride(0) == 0:  # one model for all: one product
-            out = F.linear(rows, weight[0], *[bias[0] for bias in parameters[1:]])
-        else:
-            columns = torch.bmm(weight, rows.mT)
-            out = (columns if len(parameters) == 1 else columns.add_(parameters[1].unsqueeze(2))).mT
+        columns = torch.bmm(parameters[0], rows.mT)
+        out = (columns if len(parameters) == 1 else columns.add_(parameters[1].unsqueeze(2))).mT
         return out if x.dim() == 3 else out.unflatten(1, x.shape[1:-1]), rows
 
     def backward(self, parameters: list[Tensor], saved: Saved, slope: Tensor, wanted: bool

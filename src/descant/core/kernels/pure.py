@@ -39,17 +39,26 @@ class Pure:
                  autocast: torch.dtype | None = None) -> None:
         self.module = copied(module, dtype, shared=True).train(train)
         self.layout = layout
-        self.effects = effects
         self._autocast = autocast
         # before `rewire` replaces forward passes; torch casts what it is called for, not what is by hand
         self.chain = Chain.of(self.module, layout) if autocast is None else None
         self.context = rewire(self.module)
-        self._answers = (effects.calls or autocast is not None) and self.chain is None
         # a pass writes into copies of these
         self._written = [s for s in layout.statistics if train and s.name not in self.context.kept]
         self._counters = [name for name, _ in self.module.named_buffers()
                           if train and is_counter(self.module, name) and not self._is_kept(name)]
         self._constants = _constants(self.module, layout)
+        self._know(effects)
+
+    def _know(self, effects: SideEffects) -> None:
+        self.effects = effects
+        self._answers = (effects.calls or self._autocast is not None) and self.chain is None
+
+    def knowing(self, effects: SideEffects) -> Pure:
+        """The same function of the same copy, of which it is known what it does besides."""
+        made = copy.copy(self)
+        made._know(effects)
+        return made
 
     def _is_kept(self, counter: str) -> bool:
         return counter.replace("num_batches_tracked", "running_mean") in self.context.kept

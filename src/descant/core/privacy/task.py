@@ -3,6 +3,7 @@ protected."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NoReturn
 
 import torch
@@ -146,10 +147,18 @@ class CountingTask(PrivateTask):
     def __init__(self, plain: Task, mechanism: Mechanism, sample_axes: int, batches: int) -> None:
         super().__init__(plain, mechanism, sample_axes)
         self.chunk_gradients = None  # every gradient is asked for by itself
-        self.counts = [0] * batches
+        self._steps: defaultdict[int, list[int]] = defaultdict(lambda: [0] * batches)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Of the step that asks for most."""
+        return tuple([max(asked) for asked in zip(*self._steps.values(), strict=True)]) or (0,)
 
     def _gradient(self, model: Model, batch: Batch) -> Gradient:
         opened = meter.current()
         assert opened is not None
-        self.counts[next(k for k, y in enumerate(opened.offered) if y is batch.y)] += 1
+        at = [k for k, y in enumerate(opened.offered) if y is batch.y]
+        if opened.at_step is None or not at:
+            raise NotPrivate("the gradient of a batch outside its step")
+        self._steps[opened.at_step[0]][at[0]] += 1
         return Gradient(model.theta.new_zeros(()), torch.zeros_like(model.theta), model.stats)

@@ -71,6 +71,22 @@ def need_labels(samples: Samples, clients: int, name: str) -> np.ndarray:
     return samples.labels
 
 
+def need_classes(samples: Samples, clients: int, name: str, per_client: int
+                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The classes, the class of each row as a place among them, and how many rows each has."""
+    labels = need_labels(samples, clients, name)
+    classes, label, totals = np.unique(labels, return_inverse=True, return_counts=True)
+    if per_client > len(classes):
+        raise UsageError(f"classes_per_client = {per_client}, but the data has {len(classes)} classes: "
+                         "use at most that many")
+    return classes, label, totals
+
+
+def check_order(smallest: int, largest: int) -> None:
+    if smallest > largest:
+        raise UsageError(f"smallest = {smallest} is greater than largest = {largest}: exchange them")
+
+
 def cut(total: int | np.ndarray, shares: np.ndarray) -> np.ndarray:
     """`shares` (along the last axis, which sum to 1) of `total` in whole rows that sum to `total`."""
     ends = np.rint(np.cumsum(shares, -1) * np.asarray(total)[..., None]).astype(int)

@@ -41,16 +41,10 @@ class Classes(Partition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.smallest > self.largest:
-            raise UsageError(f"smallest = {self.smallest} is greater than largest = {self.largest}: "
-                             "exchange them")
+        base.check_order(self.smallest, self.largest)
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
-        labels = base.need_labels(samples, clients, self.name)
-        classes, label, totals = np.unique(labels, return_inverse=True, return_counts=True)
-        if self.classes_per_client > len(classes):
-            raise UsageError(f"classes_per_client = {self.classes_per_client}, but the data has "
-                             f"{len(classes)} classes: use at most that many")
+        classes, label, totals = base.need_classes(samples, clients, self.name, self.classes_per_client)
         rng = stream(seed, "partition")
         holds = self._holds(clients, len(classes), rng)
         holders = holds.sum(0)
@@ -59,7 +53,7 @@ class Classes(Partition):
                              "that are to share it: use fewer clients or fewer classes_per_client")
         if self.sizes != "equal":
             return base.deal_counts(label, self._counts(holds, totals, seed), rng)
-        result = np.full(len(labels), NOBODY)
+        result = np.full(len(label), NOBODY)
         for k in range(len(classes)):
             mine = rng.permutation(np.flatnonzero(holds[:, k]))
             rows = rng.permutation(np.flatnonzero(label == k))

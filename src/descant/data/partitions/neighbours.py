@@ -46,16 +46,10 @@ class Neighbours(Partition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.smallest > self.largest:
-            raise UsageError(f"smallest = {self.smallest} is greater than largest = {self.largest}: "
-                             "exchange them")
+        base.check_order(self.smallest, self.largest)
 
     def assign(self, samples: Samples, clients: int, seed: int) -> np.ndarray:
-        labels = base.need_labels(samples, clients, self.name)
-        classes, label, totals = np.unique(labels, return_inverse=True, return_counts=True)
-        if self.classes_per_client > len(classes):
-            raise UsageError(f"classes_per_client = {self.classes_per_client}, but the data has "
-                             f"{len(classes)} classes: use at most that many")
+        classes, label, totals = base.need_classes(samples, clients, self.name, self.classes_per_client)
         rng = stream(seed, "partition")
         counts = self._counts(classes, totals, clients, rng)
         # the rows of a class in random order: the first `least` of every client, then what else it gets

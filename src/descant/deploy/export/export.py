@@ -29,7 +29,7 @@ from descant.deploy.export.formats import NAMES, Converted, Format, convert, req
 from descant.deploy.export.layers import described
 from descant.deploy.export.manifest import Manifest, save_model
 from descant.deploy.export.network import OnRows, rebuilt
-from descant.errors import DescantError, UsageError, unknown
+from descant.errors import DescantError, UsageError, one, unknown
 from descant.experiment.run import Run, Setup, Which
 from descant.models.module import ModuleTask
 
@@ -47,6 +47,8 @@ def export_model(run: Run, client: int | str | None, to: str | Path, which: Whic
                  formats: Sequence[Format] = (), card: bool = False) -> Path:
     """Write one client's model (None: the global model) to a directory in `to`, which is returned. With a
     `card`, it is one for the Hugging Face Hub."""
+    if not isinstance(run, Run):
+        raise UsageError(f"export_model needs a run, as of descant.run or descant.load, not {one(run)}")
     wanted = [] if client is None else [find_client(run, client)]
     made = export_models(run, wanted, Path(to), which=which, shared=client is None, formats=formats,
                          card=card)

@@ -25,6 +25,7 @@ from descant.core.files import write_atomic
 from descant.core.sample import SampleFormat, is_dtype
 from descant.core.sealed import sealed_table, unsealed_table
 from descant.core.splits import Table
+from descant.core.units import times
 from descant.data.schema import Schema
 from descant.data.spec import DataSpec
 from descant.errors import DescantError, UsageError
@@ -160,7 +161,7 @@ def find_model(place: Path) -> Path:
         raise UsageError(f"there is no {place}: name a directory with {ABOUT} and {TENSORS}")
     inner = sorted(path.parent for path in directory.glob(f"*/{ABOUT}")) if directory.is_dir() else []
     if inner:
-        raise UsageError(f"{place} holds {len(inner)} models: name one, such as {inner[0]}")
+        raise UsageError(f"{place} holds {times(len(inner), 'model')}: name one, such as {inner[0]}")
     raise UsageError(f"{place} holds no model: {directory / ABOUT} is missing")
 
 
@@ -213,7 +214,7 @@ def _treatment(setup: Setup, client: int | None) -> tuple[dict[str, list[float]]
     treatment, raw = federation.treatment, federation.x.dtype
     spec = data_spec(setup) if federation.is_remote and client is None else None
     if spec is not None and spec.preprocess.changes:  # there are no rows here, but the constants may be known
-        if "client" in (spec.preprocess.scale, spec.preprocess.impute):
+        if spec.preprocess.learns:
             return None, raw
         first, nothing = Table.of([np.zeros(1)]), Table.of([np.zeros(0)])
         _, treatment = spec.preprocess.apply(federation.x, first, nothing, nothing)

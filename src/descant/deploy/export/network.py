@@ -14,7 +14,7 @@ from descant.core.permit import Allowed, Permit, opened
 from descant.core.vector import cast
 from descant.deploy.export.layers import check_tensors, rebuilt_layers
 from descant.deploy.export.manifest import Manifest, read_manifest, read_tensors
-from descant.errors import DescantError, UsageError, first_line
+from descant.errors import DescantError, UsageError, first_line, one
 from descant.models import ModelSpec, NetworkSpec, OwnModel
 
 
@@ -73,6 +73,8 @@ def load_model(place: str | Path, module: nn.Module | None = None, *, on_rows: b
     "package.module:function" is rebuilt by running its code, so its package must be in `allow` or in the
     user's settings. Another one that was a Python object must be passed as `module`, which is copied.
     """
+    if not isinstance(place, str | Path):
+        raise UsageError(f"load_model needs the path of a model's directory, not {one(place)}")
     place = Path(place)
     manifest = read_manifest(place)
     network = rebuilt(manifest, read_tensors(place, manifest), module, f"{place}: ", allow)

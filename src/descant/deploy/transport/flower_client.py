@@ -49,12 +49,13 @@ from descant.deploy.transport.address import (
     speaks_grpc,
     speaks_tls,
 )
+from descant.deploy.transport.connection import CONNECTED_ALREADY, STRANGER, Connection, require_keys
 from descant.deploy.transport.http import connect, silence
 from descant.deploy.transport.records import from_records, to_records
 from descant.deploy.transport.seals import check_seal
 from descant.deploy.transport.superlink import UNKNOWN_KEY
 from descant.deploy.transport.tls import client_context
-from descant.errors import DescantError, UsageError
+from descant.errors import DescantError
 
 INTERVAL = 10.0  # seconds; after twice that without a heartbeat a client counts as disconnected
 BEAT = 4.0  # seconds between heartbeats: a few may be lost
@@ -73,9 +74,7 @@ class FlowerClient:
     stored there, so that a client that was killed can reconnect at once."""
 
     def __init__(self, address: Address, keys: ClientKeys | None, directory: Path) -> None:
-        if keys is None and not address.is_loopback:
-            raise UsageError(f"without keys a client connects only to its own machine, and {address.host} is "
-                             "not its loopback: name the folder of certificates with --keys")
+        require_keys(address, keys)
         self._address, self._keys, self._directory = address, keys, directory
 
     def serve(self, reply: Reply, events: Events, stop: threading.Event) -> None:
@@ -120,7 +119,6 @@ class _Session:
         self._name = "this client" if keys is None else keys.name
         self._not_ours = f"{address} is not a descant server"
         self._ca = None if keys is None else keys.ca
-        self._is_encrypted = keys is not None
         private = ec.generate_private_key(ec.SECP384R1()) if keys is None else keys.private
         self._public = public_pem(private.public_key())
         self._keys = keys
@@ -130,10 +128,8 @@ class _Session:
         self._events = events
         self._stop = stop
         self._done = threading.Event()  # no more heartbeats
-        self._lock = threading.Lock()  # events are reported in order
         self._node: Node | None = None  # None: not registered
-        self._is_up: bool | None = None  # None: never connected
-        self._has_been_up = False
+        self._link = Connection(events)
 
     def loop(self, reply: Reply) -> None:
         last = 0.0  # time of the last request
@@ -151,7 +147,7 @@ class _Session:
                     self._stop.wait(min(LONGEST, max(SHORTEST, idle / IDLE_SHARE)))
             except _Unknown:
                 self._node = None
-                self._lose("the server was restarted")
+                self._link.lose("the server was restarted")
             except (_Over, _Denied):
                 self._wait(SHORTEST)  # nobody waits for the reply
 
@@ -166,21 +162,21 @@ class _Session:
         request = fleet_pb2.ActivateNodeRequest(public_key=self._public, heartbeat_interval=INTERVAL)
         while True:
             try:
-                if not self._is_encrypted:
+                if self._keys is None:
                     register = fleet_pb2.RegisterNodeFleetRequest(public_key=self._public)
                     with contextlib.suppress(_Denied):  # registered already
                         self._call(self._api.RegisterNode, register)
                 found = self._call(self._api.ActivateNode, request)
                 break
             except _Unknown as error:  # without a node id this means that the signature is refused
-                self._fail(_about_clocks(error.__cause__))
+                self._link.fail(_about_clocks(error.__cause__))
             except _Over:
-                self._fail(self._not_ours)
+                self._link.fail(self._not_ours)
             except _Denied:
-                self._lose(f"the server has {self._name} connected already: another process may use its key")
+                self._link.lose(CONNECTED_ALREADY.format(self._name))
             self._wait(1)
         write_atomic(self._file, str(found.node_id).encode(), private=True)
-        self._gain()
+        self._link.gain()
         return Node(node_id=found.node_id)
 
     def beat(self) -> None:
@@ -194,7 +190,7 @@ class _Session:
     def leave(self) -> None:
         """Deregister, so that the server does not wait."""
         self._done.set()
-        if self._node is not None and self._is_up:
+        if self._node is not None and self._link.is_up:
             self._api._client.timeout = httpx.Timeout(2)
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 self._api.DeactivateNode(fleet_pb2.DeactivateNodeRequest(node_id=self._node.node_id))
@@ -297,25 +293,24 @@ class _Session:
             except httpx.HTTPStatusError as error:
                 status = error.response.status_code
                 if error.response.headers.get(UNKNOWN_KEY):
-                    self._fail(f"the server does not know the key of {self._name}: ask its operator to add "
-                               f"{self._name}.pub")
+                    self._link.fail(STRANGER.format(self._name))
                 elif status in _REFUSALS:
                     raise _REFUSALS[status] from error
                 elif status < 500:
-                    self._fail(self._not_ours)
+                    self._link.fail(self._not_ours)
                 else:
-                    self._lose(f"the server reports an internal error ({status})")
+                    self._link.lose(f"the server reports an internal error ({status})")
             except httpx.TransportError as error:
                 failure = self._diagnose(error)
                 if failure.is_final:
-                    self._fail(failure.reason)
+                    self._link.fail(failure.reason)
                 elif pause > PAUSE:  # an idle connection that was closed is not worth a message
-                    self._lose(failure.reason)
+                    self._link.lose(failure.reason)
             except ValueError:  # not Flower's format
-                self._fail(self._not_ours)
+                self._link.fail(self._not_ours)
             else:
                 if self._node is not None:
-                    self._gain()
+                    self._link.gain()
                 return response
             self._wait(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
@@ -324,34 +319,16 @@ class _Session:
         if self._stop.wait(seconds):
             raise _Stopped
 
-    def _gain(self) -> None:
-        with self._lock:
-            if not self._is_up:
-                self._is_up = self._has_been_up = True
-                self._events.connected()
-
-    def _lose(self, reason: str) -> None:
-        with self._lock:
-            if self._is_up is not False:
-                self._is_up = False
-                self._events.lost(reason)
-
-    def _fail(self, reason: str) -> None:
-        """A person has to act: raise before the first connection, else wait."""
-        if not self._has_been_up:
-            raise DescantError(reason)
-        self._lose(reason)
-
     def _diagnose(self, error: httpx.TransportError) -> Failure:
         broke = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
-        if broke and not self._is_encrypted and not self._has_been_up and speaks_tls(self._address):
-            return Failure(f"the server at {self._address} is encrypted: name the folder of certificates "
-                           "with --keys", True)
-        if broke and self._keys is not None and not self._has_been_up and speaks_grpc(
-                self._address, self._keys):
-            return Failure(OTHER_LINK.format(self._address, "grpc"), True)
-        if broke and self._keys is not None and not self._has_been_up and hangs_up(self._address, self._keys):
-            return Failure(f"{NOT_TAKEN.format(self._address)}: {NEW_ONE}", True)
+        if broke and not self._link.has_been_up:
+            if self._keys is None and speaks_tls(self._address):
+                return Failure(f"the server at {self._address} is encrypted: name the folder of certificates "
+                               "with --keys", True)
+            if self._keys is not None and speaks_grpc(self._address, self._keys):
+                return Failure(OTHER_LINK.format(self._address, "grpc"), True)
+            if self._keys is not None and hangs_up(self._address, self._keys):
+                return Failure(f"{NOT_TAKEN.format(self._address)}: {NEW_ONE}", True)
         return diagnose(error, self._address)
 
 

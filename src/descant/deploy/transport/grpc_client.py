@@ -22,6 +22,7 @@ from descant.deploy.client_directory import open_directory
 from descant.deploy.keys import ClientKeys
 from descant.deploy.transport import Events, Payload, Rejected, Reply
 from descant.deploy.transport.address import Address, Failure, probe
+from descant.deploy.transport.connection import CONNECTED_ALREADY, STRANGER, Connection, require_keys
 from descant.deploy.transport.frames import FRAME, Arriving, Packed, unpack
 from descant.deploy.transport.grpc_server import (
     METHOD,
@@ -35,7 +36,6 @@ from descant.deploy.transport.grpc_server import (
 )
 from descant.deploy.transport.loop import event_loop, submit
 from descant.deploy.transport.seals import check_seal
-from descant.errors import DescantError, UsageError
 
 PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to reach the server
 LOOK = 0.2  # seconds between looks whether to stop
@@ -52,9 +52,7 @@ class GrpcClient:
     knows that a connection replaces that of a process that was killed."""
 
     def __init__(self, address: Address, keys: ClientKeys | None, directory: Path) -> None:
-        if keys is None and not address.is_loopback:
-            raise UsageError(f"without keys a client connects only to its own machine, and {address.host} is "
-                             "not its loopback: name the folder of certificates with --keys")
+        require_keys(address, keys)
         self._address, self._keys, self._directory = address, keys, directory
 
     def serve(self, reply: Reply, events: Events, stop: threading.Event) -> None:
@@ -94,8 +92,7 @@ class _Session:
         self._name = "this client" if keys is None else keys.name
         self._node = 0 if keys is None else address_of(keys.public_pem)
         self._stream: Any = None
-        self._is_up: bool | None = None  # None: never connected
-        self._has_been_up = False
+        self._link = Connection(events)
         self.requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self.closed = asyncio.Event()
 
@@ -158,7 +155,7 @@ class _Session:
                 await call.initial_metadata()
                 if not call.done():
                     was_up, self._stream = True, call
-                    self._gain()
+                    self._link.gain()
                     await self._read(call)
                 raise grpc.aio.AioRpcError(await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(),
                                            await call.details())
@@ -183,30 +180,13 @@ class _Session:
     async def _failed(self, error: Any) -> None:
         match error.code(), error.details():
             case grpc.StatusCode.PERMISSION_DENIED, details if details == UNKNOWN_KEY:
-                self._fail(f"the server does not know the key of {self._name}: ask its operator to add "
-                           f"{self._name}.pub")
+                self._link.fail(STRANGER.format(self._name))
             case grpc.StatusCode.ALREADY_EXISTS, details if details == TWICE:
-                self._lose(f"the server has {self._name} connected already: another process may use its key")
+                self._link.lose(CONNECTED_ALREADY.format(self._name))
             case grpc.StatusCode.UNIMPLEMENTED, _:
-                self._fail(f"{self._address} is not a descant server")
+                self._link.fail(f"{self._address} is not a descant server")
             case grpc.StatusCode.INVALID_ARGUMENT, details:
-                self._lose(f"the server refuses a reply: {details!s:.200}")
+                self._link.lose(f"the server refuses a reply: {details!s:.200}")
             case _:
                 failure: Failure = await asyncio.to_thread(probe, self._address, self._keys)
-                (self._fail if failure.is_final else self._lose)(failure.reason)
-
-    def _gain(self) -> None:
-        if not self._is_up:
-            self._is_up = self._has_been_up = True
-            self._events.connected()
-
-    def _lose(self, reason: str) -> None:
-        if self._is_up is not False:
-            self._is_up = False
-            self._events.lost(reason)
-
-    def _fail(self, reason: str) -> None:
-        """A person has to act: raise before the first connection, else wait."""
-        if not self._has_been_up:
-            raise DescantError(reason)
-        self._lose(reason)
+                (self._link.fail if failure.is_final else self._link.lose)(failure.reason)

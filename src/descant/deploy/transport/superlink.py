@@ -65,44 +65,13 @@ def serve(options: Options, report: Callable[[Opened], None], is_wanted: Callabl
     import uvicorn
     from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
     from flwr.supercore import constant
-    from flwr.superlink.auth_plugin import ControlAuthnPlugin
-    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-    from flwr.superlink.config_loader import SuperLinkLifespanConfig
-    from flwr.superlink.main import create_app
 
     from descant.deploy.transport.gate import Gate, Impatient
-
-    class Nobody(ControlAuthnPlugin):
-        """The Control API is closed by the gate, and has no users besides."""
-
-        def __init__(self) -> None:
-            pass
-
-        def get_login_details(self) -> None:
-            return None
-
-        def get_auth_tokens(self, device_code: str) -> None:
-            return None
-
-        def refresh_tokens(self, metadata: Any) -> tuple[None, None]:
-            return None, None
-
-        def validate_tokens_in_metadata(self, metadata: Any) -> tuple[bool, None]:
-            return False, None
 
     _raise_limits()
     is_plain = options.clients is None
     listener = socket.socket(fileno=options.listener)
-    host, port = listener.getsockname()[:2]
-    app = create_app(SuperLinkLifespanConfig(
-        control_address="", health_server_address=None, host=host, port=port, insecure=is_plain,
-        certificates=None, superexec_auth_secret=secrets.token_bytes(32),  # nobody else claims tasks
-        authn_plugin=Nobody(), event_log_plugin=None, fleet_event_log_plugin=None, enable_event_log=False,
-        artifact_provider=None, enable_supernode_auth=not is_plain, fleet_api_type="grpc-rere",
-        fleet_api_address=None, simulation=False, ssl_ca_certfile=options.ca,
-        ssl_certfile=options.certificate,
-        ssl_keyfile=options.key, database=constant.FLWR_IN_MEMORY_DB_NAME, isolation="process",
-        runtime_dependency_install=False), SuperLinkLifespan)
+    app = _application(options, listener)
     state = app.state.linkstate_factory.state()
     keys = {name: key.encode() for name, key in (options.clients or {}).items()}
     for name, key in keys.items():
@@ -130,6 +99,45 @@ def serve(options: Options, report: Callable[[Opened], None], is_wanted: Callabl
         gc.collect()
     server.should_exit = True
     thread.join(3)
+
+
+def _application(options: Options, listener: socket.socket) -> Any:
+    """Flower's own, with the records in memory and none of the services that are not needed."""
+    from flwr.supercore import constant
+    from flwr.superlink.auth_plugin import ControlAuthnPlugin
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+    from flwr.superlink.config_loader import SuperLinkLifespanConfig
+    from flwr.superlink.main import create_app
+
+    class Nobody(ControlAuthnPlugin):
+        """The Control API is closed by the gate, and has no users besides."""
+
+        def __init__(self) -> None:
+            pass
+
+        def get_login_details(self) -> None:
+            return None
+
+        def get_auth_tokens(self, device_code: str) -> None:
+            return None
+
+        def refresh_tokens(self, metadata: Any) -> tuple[None, None]:
+            return None, None
+
+        def validate_tokens_in_metadata(self, metadata: Any) -> tuple[bool, None]:
+            return False, None
+
+    is_plain = options.clients is None
+    host, port = listener.getsockname()[:2]
+    return create_app(SuperLinkLifespanConfig(
+        control_address="", health_server_address=None, host=host, port=port, insecure=is_plain,
+        certificates=None, superexec_auth_secret=secrets.token_bytes(32),  # nobody else claims tasks
+        authn_plugin=Nobody(), event_log_plugin=None, fleet_event_log_plugin=None, enable_event_log=False,
+        artifact_provider=None, enable_supernode_auth=not is_plain, fleet_api_type="grpc-rere",
+        fleet_api_address=None, simulation=False, ssl_ca_certfile=options.ca,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key, database=constant.FLWR_IN_MEMORY_DB_NAME, isolation="process",
+        runtime_dependency_install=False), SuperLinkLifespan)
 
 
 def _raise_limits() -> None:

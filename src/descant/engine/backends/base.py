@@ -10,7 +10,7 @@ import numpy as np
 
 from descant.core.algorithm import Message
 from descant.core.tree import Tree, take
-from descant.engine.adding import Adding, execute
+from descant.engine.adding import Adder, Adding
 from descant.engine.backends.memory import keep_freed_memory
 from descant.engine.outcome import Outcome, gather
 from descant.engine.work import Job, Work
@@ -72,12 +72,14 @@ class InProcess(Backend):
 
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
             adding: Adding | None = None) -> Outcome:
-        return gather(
-            (start, execute(self.work, job, clients[part], number,
-                            Message(message.shared, take(message.each, part)), take(states, part),
-                            None if adding is None else adding.of(part)))
+        adder = Adder(self.work)
+        found = gather(
+            (start, adder.execute(job, clients[part], number,
+                                  Message(message.shared, take(message.each, part)), take(states, part),
+                                  None if adding is None else adding.of(part)))
             for start, part in self._chunks(job, clients)
         )
+        return found if adding is None else found._replace(total=adder.total)
 
     def close(self) -> None:
         """Nothing is held."""

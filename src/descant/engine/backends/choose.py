@@ -174,9 +174,9 @@ def measure(training: Training, forms: Templates, cohort: int, chunk: int, worke
         assert backend.work.local.steps is not None
         clients = np.arange(count)
         message = algorithm.broadcast(training.server, training.round_of(clients))
-        states = training.store.read(clients)
+        states, adding = training.store.read(clients), training.adding(clients, clients)
         start = time.perf_counter()
-        backend.run("local", clients, 0, message, states)
+        backend.run("local", clients, 0, message, states, adding)
         return (time.perf_counter() - start) / (count * backend.work.local.steps)
 
     few, pair = dataclasses.replace(work, local=LocalWork(steps=PROBE_STEPS)), min(2, cohort)

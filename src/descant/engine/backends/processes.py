@@ -1,9 +1,10 @@
 """Chunks in worker processes, one thread each.
 
-All processes share the samples (forked pages, or torch's shared memory). The data of a chunk pass through one
-shared buffer per worker, the commands through a pipe. On Linux workers are forked, so that modules and
-methods defined in a notebook work, and buffers are anonymous memory: /dev/shm is small in containers, and
-overflowing it kills the process.
+All processes share the samples (forked pages, or torch's shared memory). The data of a chunk pass through
+shared buffers of its worker, the commands through a pipe. Uploads that are added up stay with the worker,
+which hands over one total at the end of a round. On Linux workers are forked, so that modules and methods
+defined in a notebook work, and buffers are anonymous memory: /dev/shm is small in containers, and overflowing
+it kills the process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import multiprocessing
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -25,9 +26,10 @@ import torch.multiprocessing
 from torch import Tensor
 
 from descant.core.algorithm import Message
+from descant.core.sums import GRIDS, Binned, Total
 from descant.core.tree import Tree, leaves, map_tree, nbytes, rebuild, take
 from descant.core.units import size
-from descant.engine.adding import Adding, execute
+from descant.engine.adding import Adder, Adding
 from descant.engine.backends.base import Backend
 from descant.engine.backends.memory import free_memory, keep_freed_memory
 from descant.engine.outcome import Outcome, gather
@@ -43,6 +45,20 @@ class Slot(NamedTuple):
 
     inputs: Tensor  # uint8
     outputs: Tensor  # uint8
+    total: Tensor  # uint8
+
+
+class Order(NamedTuple):
+    """What a worker is to do."""
+
+    job: Job
+    clients: np.ndarray
+    number: int
+    adding: Adding | None
+    is_first: bool  # of a round: what was added up before is forgotten
+
+
+TOTAL = "total"  # the order to hand over what was added up
 
 
 class Templates(NamedTuple):
@@ -70,12 +86,13 @@ class Processes(Backend):
         self._workers: list[Any] = []
         self._pipes: list[Connection] = []
         self._slots: list[Slot] = []
-        needed, free = workers * (given + made), free_memory()
+        total = _total_room(work, templates)
+        needed, free = workers * (given + made + total), free_memory()
         if free is not None and needed > free:
             raise NoWorkers(f"their buffers would take {size(needed)}, and {size(free)} of memory are free")
         try:
             for _ in range(workers):
-                self._add_worker(Slot(_shared(given), _shared(made)))
+                self._add_worker(Slot(_shared(given), _shared(made), _shared(total)))
         except OSError as error:
             self.close()
             raise NoWorkers(error.strerror or str(error)) from None
@@ -103,7 +120,8 @@ class Processes(Backend):
 
     def _arriving(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
                   adding: Adding | None, form: Tree, values: Tree) -> Iterator[tuple[int, Outcome]]:
-        """The outcomes of the chunks as they come; their values are written into the rows of `values`."""
+        """The outcomes of the chunks as they come, and then the workers' totals; the values are written into
+        the rows of `values`."""
         waiting = deque(self._chunks(job, clients))
         idle = list(range(len(self._workers)))
         busy: dict[Connection, tuple[int, int]] = {}  # pipe -> (worker, first client)
@@ -112,11 +130,12 @@ class Processes(Backend):
             while waiting and idle:
                 worker = idle.pop()
                 start, part = waiting.popleft()
-                inputs = self._slots[worker].inputs
-                if worker not in told:  # once, however large it is
+                inputs, is_first = self._slots[worker].inputs, worker not in told
+                if is_first:  # once, however large it is
                     told[worker] = _pack(inputs, message.shared)
                 _pack(inputs[told[worker] :], (take(message.each, part), take(states, part)))
-                self._send(worker, (job, clients[part], number, None if adding is None else adding.of(part)))
+                self._send(worker, Order(job, clients[part], number,
+                                         None if adding is None else adding.of(part), is_first))
                 busy[self._pipes[worker]] = (worker, start)
             for pipe in wait(list(busy)):
                 worker, start = busy.pop(pipe)  # type: ignore[call-overload]
@@ -127,21 +146,27 @@ class Processes(Backend):
                     map_tree(lambda whole, part, rows=rows: whole.index_copy_(0, rows, part), values, made)
                 idle.append(worker)
                 yield start, outcome
+        if adding is not None:
+            for worker in told:
+                self._send(worker, TOTAL)
+            for worker in told:
+                total = _unpack_total(self._slots[worker].total, self._receive(worker))
+                yield len(clients), Outcome(np.zeros(0, np.int64), (), {}, 0, total=total)
 
-    def _send(self, worker: int, order: tuple[Job, np.ndarray, int, Adding | None]) -> None:
+    def _send(self, worker: int, order: Order | str) -> None:
         try:
             self._pipes[worker].send(order)
         except OSError:
             raise self._death(worker) from None
 
-    def _receive(self, worker: int) -> Outcome:
+    def _receive(self, worker: int) -> Any:
         try:
             answer = self._pipes[worker].recv()
         except (EOFError, OSError):
             raise self._death(worker) from None
         if isinstance(answer, str):
             raise DescantError(f"a worker process failed: {answer}")
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     def _death(self, worker: int) -> DescantError:
         self._workers[worker].join(1)
@@ -184,7 +209,7 @@ def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     keep_freed_memory()
-    parent = multiprocessing.parent_process()
+    parent, adder = multiprocessing.parent_process(), Adder(work)
     assert parent is not None
     while True:
         # other workers hold copies of the pipe's far end: it may never close
@@ -197,16 +222,21 @@ def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> No
             return
         if order is None:
             return
-        pipe.send(_answer(work, templates, slot, *order))
+        if order == TOTAL:
+            pipe.send(_pack_total(slot.total, adder.total))
+            continue
+        if order.is_first:
+            adder = Adder(work)
+        pipe.send(_answer(adder, templates, slot, order))
 
 
-def _answer(work: Work, templates: Templates, slot: Slot, job: Job, clients: np.ndarray, number: int,
-            adding: Adding | None) -> Any:
+def _answer(adder: Adder, templates: Templates, slot: Slot, order: Order) -> Any:
+    job, clients, number, adding, _ = order
     sent = templates.messages[job]
     form = (Message(sent.shared, _rows(sent.each, len(clients))), _rows(templates.state, len(clients)))
     try:
         own, states = _unpack(slot.inputs, form)
-        outcome = execute(work, job, clients, number, own, states, adding)
+        outcome = adder.execute(job, clients, number, own, states, adding)
         if len(outcome.done):
             _pack(slot.outputs, outcome.values)
     except Exception as error:
@@ -254,3 +284,38 @@ def _unpack(buffer: Tensor, form: Tree) -> Tree:
         found[name] = buffer[offset : offset + size].view(leaf.dtype).view(leaf.shape)
         offset = -(-(offset + size) // _ALIGN) * _ALIGN
     return rebuild(form, found)
+
+
+class PackedTotal(NamedTuple):
+    """A total whose pieces lie in a buffer."""
+
+    clients: int
+    weight: Binned
+    parts: dict[str, tuple[int, torch.Size]]  # the first grid of each, and the shape of its pieces
+
+
+def _pack_total(buffer: Tensor, total: Total) -> PackedTotal:
+    _pack(buffer, tuple(part.pieces for part in total.parts.values()))
+    return PackedTotal(total.clients, total.weight,
+                       {name: (part.top, part.pieces.shape) for name, part in total.parts.items()})
+
+
+def _unpack_total(buffer: Tensor, packed: PackedTotal) -> Total:
+    """The total, as views: good until its worker has another one."""
+    pieces = _unpack(buffer, tuple(_pieces(shape) for _, shape in packed.parts.values()))
+    return Total(packed.clients, packed.weight, {
+        name: Binned(top, each) for (name, (top, _)), each in zip(packed.parts.items(), pieces, strict=True)})
+
+
+def _total_room(work: Work, templates: Templates) -> int:
+    """How many bytes a total takes in a buffer, if there is ever one."""
+    if work.algorithm.needs_rows:
+        return _ALIGN
+    jobs: list[Job] = [job for job in ("local", "opening") if job in templates.messages]
+    return max(_room(map_tree(lambda t: _pieces((GRIDS, *t.shape)), work.algorithm.contribution(
+        templates.messages[job], work.templates[job].upload)), 1) for job in jobs)
+
+
+def _pieces(shape: Sequence[int]) -> Tensor:
+    """The form of pieces."""
+    return torch.empty(shape, dtype=torch.float64, device="meta")

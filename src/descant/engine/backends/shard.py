@@ -7,6 +7,7 @@ tables have an empty list for all others.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,12 @@ class Rows(NamedTuple):
         return cls(federation.x[rows].numpy(), federation.y[rows].numpy(), *tables)
 
 
+def table_of_zeros(sizes: Sequence[int]) -> Table:
+    """So many rows for each client, all of them the first; in memory it takes no room."""
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    return Table(np.broadcast_to(np.int64(0), int(offsets[-1])), offsets)
+
+
 class Shard(Federation):
     """A federation with the rows of some clients."""
 
@@ -49,7 +56,7 @@ class Shard(Federation):
     def frame(cls, federation: Federation) -> Shard:
         """A federation without its rows."""
         nobody = Table.packed(np.zeros(0, np.int64), np.zeros(federation.everyone, np.int64))
-        known = {field.name: getattr(federation, field.name) for field in dataclasses.fields(federation)}
+        known = {field.name: getattr(federation, field.name) for field in dataclasses.fields(Federation)}
         return cls(**known | {"x": federation.x[:0].clone(), "y": federation.y[:0].clone(),
                               "train": nobody, "validation": nobody, "test": nobody})
 
