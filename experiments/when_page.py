@@ -30,7 +30,7 @@ HOME = Path(__file__).parents[1]
 PAGE = HOME / "docs" / "results" / "when.md"
 EVIDENCE = HOME / "src" / "descant" / "experiment" / "evidence.csv"
 ENOUGH = 12  # cells with others to predict them by, before measures are judged
-SHORT = {ALONE: "alone", FINE_TUNED: "FedAvg+FT"}
+SHORT = {ALONE: "alone", FINE_TUNED: "FedAvg\n+ FT"}
 
 
 # -- the picture -------------------------------------------------------------------------------------------
@@ -115,12 +115,13 @@ python experiments/when.py --out results/when
 the same command makes them.
 
 A cell is one federation of 20 clients: a family, a number of training rows per client, a level of
-heterogeneity. In each, the methods ({methods}) have
-250 gradient steps for each client, on batches of 10 rows; each is tuned by 4 trials on validation rows, and
-has 3 repetitions with splits of their own. Differences are in points of accuracy, with intervals and p-values
-that are simultaneous over all pairs of methods in the cell, and have the noise of the test rows in them.
-Models are softmax regressions, for human activities a network of 16 hidden units. So it is about small
-models, few clients, and one draw of the clients in each cell. Commit {commits}.
+heterogeneity. In each, the methods ({methods};
+FedPer for human activities alone, IFCA for four centres alone) have 250 gradient steps for each client, on
+batches of 10 rows; each is tuned by 4 trials on validation rows, and has 3 repetitions with splits of their
+own. Differences are in points of accuracy, with intervals and p-values that are simultaneous over all pairs
+of methods in the cell, and have the noise of the test rows in them. Models are softmax regressions, for human
+activities a network of 16 hidden units. So it is about small models, few clients, and one draw of the clients
+in each cell. Commit {commits}.
 
 ![Two rows of heat maps: what learning together gains over training alone, and what the best method gains over
 the better of training alone and FedAvg with fine-tuning](when.png)
@@ -202,7 +203,9 @@ def _points(cells: Sequence[Seen], value: Callable[[Seen], float]) -> str:
 def _measuring(cells: Sequence[Seen]) -> list[str]:
     without = judged(cells, None)
     if without.predicted < ENOUGH:
-        return ["Not yet told: too few cells have been run to see which measure predicts what is gained.\n"]
+        return ["Too few cells have been run to see which measure predicts what is gained. `descant advise` "
+                "uses transfer meanwhile: by how much models that are fitted to the rows of other clients "
+                "predict a client's validation rows better than its own model.\n"]
     rows = [(name, judged(cells, measure)) for name, measure in MEASURES.items()]
     best = min(rows, key=lambda row: row[1].error)[0]
     used = next(name for name, measure in MEASURES.items() if measure is USED)

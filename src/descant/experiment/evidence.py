@@ -1,5 +1,5 @@
 """What was seen in federations like this one: the study of docs/results/when.md, looked up by rows per client
-and transfer (`Estimates.transfer`), the measure of heterogeneity that predicts best what was gained.
+and transfer (`Estimates.transfer`), which is measured before any method is chosen.
 
 evidence.csv has a row for each federation of the study; experiments/when_page.py writes it. Nothing is said
 beyond the numbers of rows that were studied, nor where too few of the studied federations are near.
