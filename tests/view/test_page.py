@@ -376,12 +376,12 @@ def test_what_is_polled_has_the_parts_of_the_page() -> None:
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    def page_of(out: Path, **options: Any) -> dict[str, Any]:
+    def plan_of(out: Path) -> None:
         if not (out / "comparison.json").exists():
             raise UsageError(f"{out} is no comparison")
-        return page_data()
 
-    monkeypatch.setattr("descant.comparison.page.page_data", page_of)
+    monkeypatch.setattr("descant.view.comparison.read_plan", plan_of)
+    monkeypatch.setattr("descant.comparison.page.page_data", lambda out, **options: page_data())
     return cli.app
 
 
@@ -399,10 +399,13 @@ def test_report_writes_the_page_and_says_where(app: typer.Typer, tmp_path: Path)
 def test_report_refuses_what_cannot_be(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                        options: list[str], message: str) -> None:
     monkeypatch.chdir(tmp_path)
+    if options:
+        (tmp_path / "comparison.json").touch()
+    before = list(tmp_path.iterdir())
     done = CliRunner().invoke(app, ["report", str(tmp_path), *options])
     assert done.exit_code == 2
     assert message in done.output
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == before
 
 
 # -- watching ----------------------------------------------------------------------------------------
