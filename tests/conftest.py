@@ -104,10 +104,12 @@ class Sheet:
     savefig = _save_blank
     is_wanted = False
 
-    def subplots(self, rows: int, columns: int, *, squeeze: bool = True, **options: Any) -> Any:
+    def subplots(self, rows: int = 1, columns: int = 1, *, squeeze: bool = True, **options: Any) -> Any:
         axes = np.empty((rows, columns), object)
         axes.fill(self)
-        return axes[0] if squeeze else axes
+        if not squeeze:
+            return axes
+        return self if axes.size == 1 else axes.squeeze()
 
     def __getattr__(self, name: str) -> Sheet:
         return self

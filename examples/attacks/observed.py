@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import tomllib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,10 @@ def patients() -> Rows:
         found = descant.federation("heart_disease", scale="client", impute="client")
         return Rows("heart disease", found.x.double(), found.y, found.column_names)
     with tempfile.TemporaryDirectory() as place:
-        write_example(Path(place) / "hospitals")
-        found = descant.federation(str(Path(place) / "hospitals" / "data"), scale="client")
+        home = Path(place) / "hospitals"
+        write_example(home)
+        schema = tomllib.loads((home / "experiment.toml").read_text(encoding="utf-8"))["schema"]
+        found = descant.federation(str(home / "data"), schema=schema, scale="client")
     return Rows("made-up hospitals", found.x.double(), found.y, found.column_names)
 
 

@@ -51,6 +51,7 @@ def test_members_are_told_from_others_and_a_sum_hides_them(example) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.pictures
 def test_the_scripts_write_what_they_say(example, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, options, files in (
             ("inversion", ["--cases", "1", "--seeds", "1"], ["inversion.csv", "inversion-digits.png"]),
