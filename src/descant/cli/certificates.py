@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from descant.cli.common import reporting
 from descant.cli.options import argument, option
 from descant.deploy import require_flower
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from descant.deploy.certificates import Certificates
 
 PORT = 8443
