@@ -33,12 +33,6 @@ matplotlib.use("Agg")
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
-# torch.manual_seed writes down the stack it is called from for each kind of device that is not there, in case
-# it ever starts. Clients are seeded one by one, and the stack of a test is deep: it is an eighth of the time.
-for _devices in (torch.cuda, torch.xpu, torch.mtia):
-    if not _devices.is_available():
-        _devices.manual_seed_all = lambda seed: None
-
 # A command line is made of all commands anew at every call, which takes longer than most of them.
 typer.main.get_command = functools.cache(typer.main.get_command)
 

@@ -21,7 +21,7 @@ from descant.core import fields
 from descant.core.algorithm import Algorithm, Message, Round, contributions
 from descant.core.alike import parts, same
 from descant.core.meter import metered
-from descant.core.random import generators_used
+from descant.core.random import generators_used, torch_seeded
 from descant.core.sums import Total, added
 from descant.core.threads import one_thread
 from descant.core.tree import Tree, leaves, map_tree, stack, take
@@ -379,8 +379,7 @@ _REFUSALS = [  # what vmap says, which check that is, and what to do
 
 def batchnorm_net() -> nn.Module:
     """Running statistics and dropout, which methods easily forget."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with torch_seeded(0):
         return nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3),
                              nn.Linear(6, CLASSES))
 

@@ -332,7 +332,12 @@ def test_an_audit_notices_what_is_missing(fault: str, sampling: Any, monkeypatch
         monkeypatch.setattr(gradients, "clipped", lambda *given: torch.ones_like(clipped(*given)))
     else:
         left = 0.0 if fault == "no noise" else 1 / 3
-        monkeypatch.setattr(gradients, "drawn", lambda *given: left * drawn(*given))
+
+        def less(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            normals, deviation = drawn(*given)
+            return normals, left * deviation
+
+        monkeypatch.setattr(gradients, "drawn", less)
     measured, account = audit(sampling)
     assert measured > account.spent(1)
 

@@ -229,12 +229,13 @@ def test_what_methods_cost_beside_pfedme(monkeypatch):
     found = methods.costs(names, "mclr", federation, 2)
     assert list(found) == [*methods.MEASURES, "fedfomo"]  # softmax regression is nothing but a head
     for method in found.values():
-        assert len(method.step) == len(method.server) == 2
-        assert min(method.step) > 0
+        assert len(method.clients) == len(method.server) == 2
+        assert min(method.clients) > 0
+        assert method.cost[1] > method.cost[0]
     console = Console(file=io.StringIO(), width=120)
     methods.show(console, names, {"mclr": found})
-    assert re.search(r"pfedme +\d+ +1\.00 +\d+\.\d+ +\d+\.\d+ +\d", console.file.getvalue())
-    assert re.search(r"fedavg +\d+ +\d+\.\d+ +\d+\.\d+ +1\.00 +\d", console.file.getvalue())
+    assert re.search(r"pfedme +\d+ +\d+ +1\.00 +\d+\.\d+ +\d+\.\d+", console.file.getvalue())
+    assert re.search(r"pfedme plain +\d+ +\d+ +\d+\.\d+ +1\.00 +1\.00", console.file.getvalue())
     assert re.search(r"fedper +\n", console.file.getvalue())
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from descant.core.fields import hyper
+from descant.core.kernels.products import centred
 from descant.core.ranges import Log
 from descant.priors.attention import MessagePassing
 
@@ -29,7 +30,7 @@ class FedAMP(MessagePassing):
     sigma: float = hyper(10.0, "squared distance at which attention fades", gt=0, search=Log(0.1, 1000.0))
 
     def points(self, w: Tensor) -> Tensor:
-        return w - w.mean(0)  # distances by products lose fewer digits near the origin
+        return centred(w)  # distances by products lose fewer digits near the origin
 
     def attention(self, products: Tensor, squares: Tensor, clients: Tensor) -> Tensor:
         distances = (squares[clients] + squares - 2 * products).clamp(min=0)

@@ -33,8 +33,10 @@ class HeurFedAMP(MessagePassing):
                                   search=Linear(0.0, 0.95))
 
     def points(self, w: Tensor) -> Tensor:
-        return torch.nn.functional.normalize(w, dim=1)
+        return w
 
     def attention(self, products: Tensor, squares: Tensor, clients: Tensor) -> Tensor:
-        others = torch.softmax((self.sigma * products).scatter(1, clients, -torch.inf), 1)
+        norms = squares.sqrt().clamp(min=torch.finfo(squares.dtype).tiny)
+        cosines = products / norms[clients] / norms
+        others = torch.softmax((self.sigma * cosines).scatter(1, clients, -torch.inf), 1)
         return (1 - self.self_attention) * others.nan_to_num()  # a client without others has none

@@ -97,6 +97,7 @@ def server(
         from descant.deploy.protocol import load_experiment
         from descant.deploy.server import run_server
         from descant.deploy.transport.choose import Name, open_server
+        from descant.engine.backends.memory import return_freed_memory
         from descant.experiment.trackers import named
 
         trackers = named(track or (), warn)
@@ -107,6 +108,7 @@ def server(
             raise UsageError(f"--out {out} is a file: name a directory")
         found = _server_keys(keys, insecure, host, clients)
         listen = host or (HERE if insecure else EVERYWHERE)
+        return_freed_memory()
         with (_display(console, clients, out if stay else None) as display,
               open_server(Name(transport), listen, port, found, out / "superlink.log") as link):
             _say_address(display.say, listen, link.port, found)

@@ -121,6 +121,17 @@ def first_key(generator: np.random.Generator) -> int:
 # -- generators that descant does not use ----------------------------------------------------------------
 
 
+@contextmanager
+def torch_seeded(key: int) -> Iterator[None]:
+    """What draws from torch's own generators, as modules of users do, draws from a key; they are restored."""
+    with torch.random.fork_rng(devices=[]):
+        if torch.accelerator.is_available():
+            torch.manual_seed(key)
+        else:  # which would write down the stack for each kind of device that is absent: longer than a step
+            torch.default_generator.manual_seed(key)
+        yield
+
+
 GENERATORS: dict[str, Callable[[], bytes]] = {
     "torch": lambda: torch.get_rng_state().numpy().tobytes(),
     "numpy": lambda: pickle.dumps(np.random.get_state()),

@@ -67,16 +67,23 @@ class WireMessage(NamedTuple):
             raise Rejected(f"unlisted bytes: {next(iter(blobs))!r:.40}")
         return cls(facts, tensors)
 
-    def encode(self) -> Payload:
-        """The tensors of a tree become one blob."""
+    def encode(self, known: dict[tuple[int, ...], bytes] | None = None) -> Payload:
+        """The tensors of a tree become one blob. Messages that are encoded with the same `known`, and have
+        the same tensors in a tree, share it."""
+        known = {} if known is None else known
         listed: dict[str, list[Any]] = {}
         parts: dict[str, list[bytes]] = {}
         for name, (dtype, shape, data) in self.tensors.items():
             prefix = name.split(".")[0]
             listed.setdefault(prefix, []).append([name, dtype, shape])
             parts.setdefault(prefix, []).append(data)
-        return Payload(json.dumps(self.facts), json.dumps(listed),
-                       {prefix: b"".join(part) for prefix, part in parts.items()})
+        blobs: dict[str, bytes] = {}
+        for prefix, own in parts.items():
+            which = tuple(map(id, own))
+            if which not in known:
+                known[which] = b"".join(own)
+            blobs[prefix] = known[which]
+        return Payload(json.dumps(self.facts), json.dumps(listed), blobs)
 
     def tree(self, prefix: str, template: Tree) -> Tree:
         """The tree under a name; it must have the template's names, types and shapes."""

@@ -30,7 +30,8 @@ def request(transport: ServerTransport, requests: Mapping[int, WireMessage], sec
             ready = unanswered.keys() & online.keys() - {client for client, _ in sent.values()}
             if ready:
                 rest = max(0.0, deadline - time.monotonic())
-                ids = transport.send({client: unanswered[client].encode() for client in ready}, rest)
+                shared: dict[tuple[int, ...], bytes] = {}  # most clients are sent the same model
+                ids = transport.send({client: unanswered[client].encode(shared) for client in ready}, rest)
                 sent |= {id: (client, online[client].since) for client, id in ids.items()}
             if not sent:  # the others are not connected
                 break

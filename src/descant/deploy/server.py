@@ -234,9 +234,10 @@ class ModelDelivery:
     def deliver(self) -> None:
         """To all connected clients that have no model yet."""
         there = self._manager.connected()
-        requests = {client: self._request(client) for client, name in enumerate(self._manager.names)
-                    if name in there and not self._is_done(there[name])}
-        for client, reply in self._manager.request(requests, self._rules.deadline):
+        due = [client for client, name in enumerate(self._manager.names)
+               if name in there and not self._is_done(there[name])]
+        for client, reply in self._manager.request(self._requests(np.array(due, np.int64)),
+                                                   self._rules.deadline):
             self._record(there[self._manager.names[client]], reply)
         for address, newcomer in self._manager.newcomers().items():
             if not self._is_done(newcomer):
@@ -245,18 +246,29 @@ class ModelDelivery:
     def _is_done(self, client: ConnectedClient) -> bool:
         return client.name in self._served or self._failed.get(client.name) == client.since
 
-    def _request(self, client: int) -> WireMessage:
+    def _requests(self, clients: np.ndarray) -> dict[int, WireMessage]:
         number, server, store = self._run.snapshot("best")
-        clients = np.array([client])
-        took_part = bool(store.took_part(clients)[0])
-        message = message_for(self._run.setup.algorithm, server, self._run.work.round_of(clients, number),
-                              not took_part, score=True)
-        counted = int(store.last_round[client]) if took_part else 0
-        return self._finish(self._remote.session, number, counted, message)
+        took_part, found = store.took_part(clients), {}
+        for is_new in (False, True):
+            if not len(some := clients[took_part != is_new]):
+                continue
+            message = message_for(self._run.setup.algorithm, server, self._run.work.round_of(some, number),
+                                  is_new, score=True)
+            counted = np.zeros_like(some) if is_new else store.last_round[some]
+            found |= self._finish(self._remote.session, number, some, counted, message)
+        return found
 
-    def _finish(self, session: str, number: int, counted: int, message: Message) -> WireMessage:
-        return WireMessage.of({"what": "finish", "session": session, "number": number, "counted": counted,
-                               "alone": self._alone}, shared=message.shared, each=take(message.each, 0))
+    def _finish(self, session: str, number: int, clients: np.ndarray, counted: np.ndarray, message: Message
+                ) -> dict[int, WireMessage]:
+        """By client; what all are sent is packed once."""
+        shared = WireMessage.of({}, shared=message.shared).tensors
+        found = {}
+        for k, client in enumerate(clients.tolist()):
+            facts = {"what": "finish", "session": session, "number": number, "counted": int(counted[k]),
+                     "alone": self._alone}
+            each = WireMessage.of({}, each=take(message.each, k)).tensors
+            found[client] = WireMessage(facts, {**shared, **each})
+        return found
 
     def _serve_newcomer(self, address: int, newcomer: ConnectedClient) -> None:
         """A newcomer's number comes after all others."""
@@ -271,8 +283,8 @@ class ModelDelivery:
         facts = Round(work.seed, number, torch.tensor([population]),
                       torch.tensor([found.train], dtype=work.task.dtype), population)
         message = message_for(work.algorithm, server, facts, True, score=True)
-        finish = self._finish(remote.session, number, 0, message)
-        self._record(newcomer, self._manager.send(address, finish, self._rules.deadline))
+        finish = self._finish(remote.session, number, np.array([population]), np.zeros(1, np.int64), message)
+        self._record(newcomer, self._manager.send(address, finish[population], self._rules.deadline))
 
     def _record(self, client: ConnectedClient, reply: WireMessage | NoReply) -> None:
         try:

@@ -23,6 +23,7 @@ from descant.core.federation import Federation
 from descant.core.kernels.lift import is_transformed
 from descant.core.meter import Meter, metered
 from descant.core.privacy.settings import Mechanism
+from descant.core.random import torch_seeded
 from descant.core.splits import SplitName
 from descant.core.task import Task
 from descant.core.tree import Tree, filled, leaves, map_tree, stack, take
@@ -193,14 +194,14 @@ class Work:
         return self._back(filled(form, found)), meter
 
     def _alone(self, job: Job, client: int, number: int, message: Message, state: Tree) -> tuple[Tree, Meter]:
-        # random numbers that a user's module draws by itself are at least repeatable
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), metered(1) as meter, self._placed():
+        with torch.no_grad(), metered(1) as meter, self._placed():
             with meter.gathers():
                 plan, tensors = self._plan(job, np.array([client]), number)
             own = take(tensors, 0)
-            torch.manual_seed(int(own.key))
             message, state, own = self._there((message, state, own))
-            value = _JOBS[job](self, message, state, self._seen(job, plan, own), meter)
+            # random numbers that a user's module draws by itself are at least repeatable
+            with torch_seeded(int(own.key)):
+                value = _JOBS[job](self, message, state, self._seen(job, plan, own), meter)
         return self._back(value), meter
 
     def _is_private(self, job: Job) -> bool:

@@ -132,8 +132,7 @@ def make_task(
     ours = isinstance(model, NetworkSpec) and not isinstance(model, OwnModel)
     if isinstance(model, NetworkSpec):
         sample = SampleFormat.of_federation(federation).for_loss(loss)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(random.key(seed, "init"))
+        with random.torch_seeded(random.key(seed, "init")):
             try:
                 model = model.network(sample)
             except (MemoryError, RuntimeError) as error:

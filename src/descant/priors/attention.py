@@ -64,7 +64,8 @@ class MessagePassing(Algorithm):
     def _blocks(self, w: Tensor, round: Round) -> list[tuple[Tensor, Tensor]]:
         """xi of the blocks that have clients of the cohort [b, m], and which of their rows are theirs."""
         points = self.points(w)
-        parts, squares = points.split(BLOCK), torch.linalg.vector_norm(points, dim=1).square()
+        parts = points.split(BLOCK)
+        squares = torch.cat(on_all_cores(lambda part: torch.linalg.vector_norm(part, dim=1).square(), parts))
         wanted = (round.cohort // BLOCK).unique().tolist()
         # of each pair of blocks one product, since the matrix is symmetric
         pairs = sorted({(min(k, other), max(k, other)) for k in wanted for other in range(len(parts))})

@@ -64,6 +64,18 @@ def some_rows(blocks: Sequence[tuple[Tensor, Tensor]], right: Tensor, bias: Tens
     return made
 
 
+def centred(rows: Tensor) -> Tensor:
+    """rows - mean of all rows, on all cores."""
+    made = torch.empty_like(rows)
+
+    def make(start: int) -> None:
+        here = slice(start, start + COLUMNS)
+        torch.sub(rows[:, here], rows[:, here].mean(0), out=made[:, here])
+
+    on_all_cores(make, range(0, rows.shape[1], COLUMNS))
+    return made
+
+
 def taken_rows(rows: Tensor, places: Tensor) -> Tensor:
     """rows[places] [..., d], copied on all cores."""
     made = rows.new_empty(places.numel(), *rows.shape[1:])

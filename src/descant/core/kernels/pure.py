@@ -16,6 +16,7 @@ from descant.core.kernels.calls import Calls
 from descant.core.kernels.chain import Chain
 from descant.core.kernels.layers import rewire
 from descant.core.kernels.lift import is_transformed
+from descant.core.random import torch_seeded
 from descant.core.vector import Layout, Model, cast
 from descant.errors import UsageError, first_line
 
@@ -168,8 +169,7 @@ def _seeded(key: Tensor) -> Iterator[None]:
     if is_transformed(key):
         yield
         return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(key))
+    with torch_seeded(int(key)):
         yield
 
 

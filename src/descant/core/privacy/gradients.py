@@ -27,12 +27,13 @@ class PrivateTerm(NamedTuple):
     """The gradient of one parameter, before it is formed, and its noise."""
 
     term: Term
-    noise: Tensor  # [clients, ...]
+    normal: Tensor  # [clients, ...]
+    deviation: Tensor  # [clients, 1]
 
     def add(self, into: Tensor, keep: float, factor: float) -> None:
-        """into <- keep * into + factor * (gradient + noise)."""
+        """into <- keep * into + factor * (gradient + deviation * normal)."""
         self.term.add(into, keep, factor)
-        into.add_(self.noise, alpha=factor)
+        into.addcmul_(self.normal, self.deviation.view(-1, *[1] * (into.dim() - 1)), value=factor)
 
 
 class PrivateGradients(ChunkGradients):
@@ -72,8 +73,9 @@ class PrivateGradients(ChunkGradients):
         for term in terms:
             if term.which == 0:  # the slopes of a layer's weight are those of its bias
                 term.terms[0].mul_(factor.unsqueeze(-1))
-        noise = self.parameters(drawn(self._mechanism, each, sum(t[0].numel() for t in parameters), key))
-        found: list[Term] = [PrivateTerm(*pair) for pair in zip(terms, noise, strict=True)]  # type: ignore[misc]
+        normals, deviation = drawn(self._mechanism, each, sum(t[0].numel() for t in parameters), key)
+        found: list[Term] = [PrivateTerm(term, normal, deviation)  # type: ignore[misc]
+                             for term, normal in zip(terms, self.parameters(normals), strict=True)]
         return Slopes(losses * share[:, None], found, 1, None)
 
     def _squares(self, terms: list[Term]) -> Tensor:
@@ -111,19 +113,20 @@ def clipped(norms: Tensor, weight: Tensor | None, mechanism: Mechanism) -> Tenso
     return factor
 
 
-def drawn(mechanism: Mechanism, share: Tensor, count: int, key: Tensor | None) -> Tensor:
-    """The noise [clients, count] on the clients' means."""
+def drawn(mechanism: Mechanism, share: Tensor, count: int, key: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The noise on the clients' means: standard normal numbers [clients, count], and their deviation
+    [clients, 1]."""
     assert isinstance(mechanism.clip, float)
     deviation = (mechanism.noise * mechanism.clip * share)[:, None]
     if mechanism.secret:
         whole = torch.from_numpy(secret_normals(len(share) * count)).to(share.dtype)
-        return whole.view(len(share), count).mul_(deviation)
+        return whole.view(len(share), count), deviation
     assert key is not None  # of the batch: in every call another number follows from it
     opened = meter.current()
     number = 0 if opened is None else opened.next_noise()
-    noise = share.new_empty(len(share), count)
-    random.draw_coarse_normal_(noise, random.fold(key, STREAM + number))
-    return noise.mul_(deviation)
+    normals = share.new_empty(len(share), count)
+    random.draw_coarse_normal_(normals, random.fold(key, STREAM + number))
+    return normals, deviation
 
 
 def forms_no_rows(chain: Chain, sample_axes: int) -> bool:

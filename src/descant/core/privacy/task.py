@@ -76,8 +76,8 @@ class PrivateTask(Task):
             loss, total = self._summed(theta[k], x[k], y[k], *one)
             losses.append(share[k] * loss)
             sums.append(share[k] * total)
-        noise = drawn(self._mechanism, share, theta.shape[1], key)
-        return torch.stack(losses), noise.add_(torch.stack(sums))
+        normals, deviation = drawn(self._mechanism, share, theta.shape[1], key)
+        return torch.stack(losses), torch.addcmul(torch.stack(sums), normals, deviation)
 
     def _summed(self, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor | None
                 ) -> tuple[Tensor, Tensor]:

@@ -123,6 +123,5 @@ def _made(manifest: Manifest, tensors: dict[str, Tensor], where: str, permit: Pe
         except (RuntimeError, OverflowError) as error:
             raise UsageError(f"{where}the model cannot be made ({first_line(error)})") from None
         check_tensors(announced, tensors, where)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(random.key(manifest.seed, "init"))  # as in training
+    with random.torch_seeded(random.key(manifest.seed, "init")):  # as in training
         return spec.network(manifest.input)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from descant.deploy.transport import Payload, Rejected, Seal
 
-FRAME = 2**18  # bytes
+FRAME = 2**16  # bytes
 HEAD = struct.Struct("!QQ")  # number, bytes of the message
 INDEX = struct.Struct("!I")  # bytes of the index
 UNREADABLE = "not a message of descant"

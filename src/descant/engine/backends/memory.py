@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # of mallopt(3)
 
 
 def keep_freed_memory() -> None:
@@ -22,6 +22,18 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, 2**30)
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(_TOP_PAD, 2**26)
+
+
+def return_freed_memory() -> None:
+    """Let this process return freed memory to the system (glibc only): for a server, which has the messages
+    of hundreds of clients for a moment. Otherwise each of its threads keeps what it needed once. To be called
+    before there are threads.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_ARENA_MAX, 1)
+        mallopt(_MMAP_THRESHOLD, 2**17)
+        mallopt(_TRIM_THRESHOLD, 2**17)
 
 
 class _Group(NamedTuple):
