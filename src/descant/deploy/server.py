@@ -248,7 +248,8 @@ class ModelDelivery:
 
     def _requests(self, clients: np.ndarray) -> dict[int, WireMessage]:
         number, server, store = self._run.snapshot("best")
-        took_part, found = store.took_part(clients), {}
+        took_part = store.took_part(clients)
+        found: dict[int, WireMessage] = {}
         for is_new in (False, True):
             if not len(some := clients[took_part != is_new]):
                 continue
