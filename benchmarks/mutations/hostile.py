@@ -167,6 +167,9 @@ FILES: tuple[Mutation, ...] = (
     Mutation("deploy/server.py", "except (OSError, ValueError, AttributeError, RecursionError) as error:",
              "except OSError as error:", deploy("sealed", "a_damaged_list_of_served_clients"),
              "a damaged clients.json is a traceback"),
+    Mutation("deploy/requests.py", "unanswered[client].encode(shared)", "unanswered[client].encode()",
+             deploy("arriving", "what_all_clients_are_sent_is_in_memory_once"),
+             "every client's request has a copy of the model"),
     Mutation("deploy/export/export.py", "layers=described(module))", "layers=None)",
              deploy("layers", "a_python_object_needs_no_code"), "an exported network needs its code"),
 )

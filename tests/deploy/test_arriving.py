@@ -3,6 +3,7 @@ and a server comes to the same bits."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,20 @@ def test_a_server_comes_to_the_same_from_a_file_and_by_twos(
     if clip is not None:
         told = usual.history[0].get("note") or str(usual.history[0].get("rejections"))
         assert "2" in told
+
+
+def test_what_all_clients_are_sent_is_in_memory_once(tmp_path: Path) -> None:
+    """In the rounds, and in the requests for the personal models."""
+    counted: dict[str, set[int]] = {}
+
+    class Looking(MemoryServer):
+        def send(self, payloads: Mapping[int, Payload], seconds: float) -> dict[int, str]:
+            facts = WireMessage.decode(next(iter(payloads.values()))).facts
+            shared = {id(payload.blobs["shared"]) for payload in payloads.values() if "shared" in payload.blobs}
+            if shared:
+                assert len(payloads) == len(DATA)
+                counted.setdefault(facts.get("job", facts["what"]), set()).add(len(shared))
+            return super().send(payloads, seconds)
+
+    flower.federate(experiment("fedavg"), Looking(flower.make_clients(DATA, tmp_path)), tmp_path / "server")
+    assert counted == {"local": {1}, "score": {1}, "finish": {1}}
