@@ -149,7 +149,8 @@ def test_what_all_clients_are_sent_is_in_memory_once(tmp_path: Path) -> None:
     class Looking(MemoryServer):
         def send(self, payloads: Mapping[int, Payload], seconds: float) -> dict[int, str]:
             facts = WireMessage.decode(next(iter(payloads.values()))).facts
-            shared = {id(payload.blobs["shared"]) for payload in payloads.values() if "shared" in payload.blobs}
+            shared = {id(payload.blobs["shared"]) for payload in payloads.values()
+                      if "shared" in payload.blobs}
             if shared:
                 assert len(payloads) == len(DATA)
                 counted.setdefault(facts.get("job", facts["what"]), set()).add(len(shared))
