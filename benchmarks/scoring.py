@@ -2,8 +2,9 @@
 
 All 100 clients of Fashion-MNIST (or of random data of its shape), 17,500 test rows, one process with one
 thread. FedAvg has one model for all; pFedMe tries a personal and a shared one on each row. The products are
-those of the networks alone, on the rows where they lie, in the fastest of some arrangements. Then what
-scoring has besides: reading the clients' states, and the tallies (loss, and what is right of each class).
+those of the networks alone, on the rows where they lie, in the fastest of some arrangements; "by client" are
+those in which no bit of a client's product depends on the rows of others, as in scoring. Then what scoring
+has besides: reading the clients' states, and the tallies (loss, and what is right of each class).
 Milliseconds of processor time; the least of some, taken in turn, since other work only adds.
 """
 
@@ -50,8 +51,10 @@ class Side:
         self._outputs = [columns.contiguous(), columns][: case.passes]
         self.ways = {"descant": self.engine.evaluate, "states": self._states, "tallies": self._tallies} | {
             f"shared, {n} at once{', in columns' * turned}": self._shared(n, turned)
-            for n in AT_ONCE for turned in (False, True)} | ({
-                f"personal, {n} at once": self._personal(n) for n in AT_ONCE} if case.passes == 2 else {})
+            for n in AT_ONCE for turned in (False, True)} | {
+                f"by client, {n} at once": self._by_client(n, is_shared=True) for n in AT_ONCE} | ({
+                    f"personal, {n} at once": self._by_client(n) for n in AT_ONCE}
+                    if case.passes == 2 else {})
 
     def _shared(self, at_once: int, turned: bool) -> Callable[[], None]:
         def products() -> None:
@@ -62,12 +65,13 @@ class Side:
 
         return products
 
-    def _personal(self, at_once: int) -> Callable[[], None]:
+    def _by_client(self, at_once: int, *, is_shared: bool = False) -> Callable[[], None]:
         def products() -> None:
             for k in range(0, CLIENTS, at_once):
                 columns: Tensor = self._x[k : k + at_once].mT
                 for w in self._weights:
-                    columns = torch.bmm(w[k : k + at_once], columns)
+                    own = w[:1].expand(at_once, -1, -1) if is_shared else w[k : k + at_once]
+                    columns = torch.bmm(own, columns)
 
         return products
 
@@ -88,28 +92,30 @@ class Side:
                     way()
                     spent[name].append(1e3 * (time.thread_time() - start))
         least = {name: min(each) for name, each in spent.items()}
-        of_kind = [min(cost for name, cost in least.items() if name.startswith(kind))
-                   for kind in ("shared", "personal") if any(name.startswith(kind) for name in least)]
-        return {name: least[name] for name in ("descant", "states", "tallies")} | {"products": sum(of_kind)}
+        shared, by_client, personal = (
+            min((cost for name, cost in least.items() if name.startswith(kind)), default=0.0)
+            for kind in ("shared", "by client", "personal"))
+        return {name: least[name] for name in ("descant", "states", "tallies")} | {
+            "products": min(shared, by_client) + personal, "by client": by_client + personal}
 
 
 def main(models: Annotated[str, typer.Option(help="Of mclr and dnn.")] = ",".join(MODELS)) -> None:
     """Hold scoring against its products."""
     table = Table(box=box.SIMPLE_HEAD, title=f"ms of processor time to score {CLIENTS} clients",
                   title_justify="left")
-    for heading in ("model", "method", "descant", "products", "times the\nproducts", "tallies", "states",
-                    "rest", "times products\nand tallies"):
+    for heading in ("model", "method", "descant", "products", "times the\nproducts", "by client", "tallies",
+                    "states", "rest", "times by client\nand tallies"):
         table.add_column(heading, justify="right", no_wrap=True)
     with one_thread():
         federation, _ = fashion_mnist()
         for model in models.split(","):
             for method in METHODS:
                 found = Side(method, model, federation).costs()
-                whole, products, tallies, states = (
-                    found[each] for each in ("descant", "products", "tallies", "states"))
+                whole, products, apart, tallies, states = (
+                    found[each] for each in ("descant", "products", "by client", "tallies", "states"))
                 table.add_row(model, method, f"{whole:.1f}", f"{products:.1f}", f"{whole / products:.2f}",
-                              f"{tallies:.1f}", f"{states:.1f}", f"{whole - products - tallies - states:.1f}",
-                              f"{whole / (products + tallies):.2f}")
+                              f"{apart:.1f}", f"{tallies:.1f}", f"{states:.1f}",
+                              f"{whole - apart - tallies - states:.1f}", f"{whole / (apart + tallies):.2f}")
     Console(width=110).print(table)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.fuzz import case
 from benchmarks.fuzz.kinds import KINDS
+from descant.core import sealed
 from descant.errors import DescantError
 
 pytestmark = pytest.mark.thorough
@@ -45,3 +46,27 @@ def test_errors_of_descant_are_no_findings() -> None:
         raise DescantError("no")
 
     assert case.run_cases(case.Kind("numbers", st.integers(0, 9), refuse), 10, 0) == 10
+
+
+class Digit:
+    """A change of one digit of a loss."""
+
+    @staticmethod
+    def of(data: bytes) -> bytes:
+        at = data.index(b"loss") + data[data.index(b"loss"):].index(b".") + 1
+        return data[:at] + bytes([48 + (data[at] - 48 + 1) % 10]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_silent_difference_is_a_finding(is_sealed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                          ) -> None:
+    """A digit of the metrics: told because of the check sum, and seen by a case if nobody looks at that."""
+    if not is_sealed:
+        monkeypatch.setattr(sealed, "text_check", lambda text: "00000000")
+    kind = KINDS["runs"](tmp_path)
+    planted = kind._replace(inputs=st.just((Path("metrics.jsonl"), Digit)))
+    if is_sealed:
+        assert case.run_cases(planted, 1, 0) == 1
+    else:
+        with pytest.raises(AssertionError):
+            case.run_cases(planted, 1, 0)
