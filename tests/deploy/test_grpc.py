@@ -315,3 +315,26 @@ def test_damaged_messages_are_refused(damage):
     assert unpack(whole) == Payload("{}", "{}", {"x": b"abc"})
     with pytest.raises(Rejected, match="not a message of descant"):
         unpack(damage(whole))
+
+
+@pytest.mark.parametrize("fault", ["asked at once", "cannot be written to"])
+def test_no_client_is_left_with_a_stream_that_nobody_reads(link, pki, fault, monkeypatch):
+    """A request that waits when a client is admitted reaches it; a stream on which nothing can be sent ends."""
+    class Links(dict[int, Any]):
+        def __setitem__(self, address: int, own: Any) -> None:
+            super().__setitem__(address, own)
+            link._waiting[7] = own
+            own.ask(Packed.of(7, Payload("{}", "{}")), 1000)
+
+    async def fail(*_: Any) -> None:
+        raise grpc.aio.InternalError("no")
+
+    monkeypatch.setattr(link, "_links", Links())
+    if fault == "cannot be written to":
+        monkeypatch.setattr(link, "_write", fail)
+    client = Liar(link, pki, "north")
+    if fault == "asked at once":
+        assert Arriving(client.read(), 2**20).number == 7
+    else:
+        assert client.refusal()[0] == grpc.StatusCode.UNAVAILABLE
+    client.close()

@@ -359,6 +359,15 @@ def test_a_binary_loss_has_probabilities_of_both_classes(tmp_path: Path) -> None
     assert names == ["yes" if share > 0.5 else "no" for share in one]
 
 
+def test_outputs_for_more_classes_than_have_names_are_told(kept: Path, tmp_path: Path) -> None:
+    place = export_model(load_run(kept / "run"), "a", tmp_path)
+    found = predictions(place, write_csv(tmp_path / "rows.csv", ["0.5,40,f,x,yes", "1,,m,,no"]))
+    one = found._replace(manifest=dataclasses.replace(found.manifest, classes=("no",)))
+    for outputs, probabilities in ((found.outputs, True), (torch.tensor([[0.0, 1.0]]), False)):
+        with pytest.raises(UsageError, match=r"more classes than it has names for \(no\)"):
+            one._replace(outputs=outputs).table(probabilities)
+
+
 def test_a_loss_of_ones_own_gives_classes_without_probabilities(tmp_path: Path) -> None:
     def own(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (outputs - nn.functional.one_hot(y, 3)).square().sum(1)

@@ -101,6 +101,10 @@ class Predictions(NamedTuple):
             yield from (list(map(str, row)) for row in values)
             return
         shares = self.probabilities
+        width = 0 if shares is None or not probabilities else shares.shape[1]
+        if max(width - 1, *chosen.tolist()) >= len(names):
+            raise UsageError("the model has outputs for more classes than it has names for "
+                             f"({', '.join(names)}): use descant.deploy.export.load_model")
         if shares is None:
             if probabilities:
                 raise UsageError(f"this model was trained with the loss {self.manifest.loss!r}, which does "

@@ -170,10 +170,13 @@ class GrpcServer(contextlib.AbstractContextManager["GrpcServer"]):
     async def _connect(self, _: object, context: Any) -> None:
         """The life of one stream."""
         link = await self._admit(context)
+        # the client is connected. Before there is a link: a request would send metadata, too, and fail
+        await context.send_initial_metadata(())
+        if (other := self._links.get(link.address)) is not None:
+            other.end(TWICE)
         self._links[link.address] = link
         tasks = [asyncio.create_task(each(link, context)) for each in (self._read, self._write)]
         try:
-            await context.send_initial_metadata(())  # the client is connected
             waited: list[asyncio.Future[Any]] = [*tasks, link.ended]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if link.ended.done():
@@ -181,6 +184,8 @@ class GrpcServer(contextlib.AbstractContextManager["GrpcServer"]):
             for task in tasks:
                 if task.done():
                     task.result()
+        except grpc.aio.InternalError as error:  # gRPC would leave the client with a stream that nobody reads
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         finally:
             for task in tasks:
                 task.cancel()
@@ -199,11 +204,9 @@ class GrpcServer(contextlib.AbstractContextManager["GrpcServer"]):
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, UNKNOWN_KEY)
             assert found is not None
             address, name = address_of(key), found
-        if (other := self._links.get(address)) is not None:
+        if (other := self._links.get(address)) is not None and not (token and other.token == token):
             # of one client directory only one process is alive: the other's connection is a dead one
-            if not token or other.token != token:
-                await context.abort(grpc.StatusCode.ALREADY_EXISTS, TWICE)
-            other.end(TWICE)
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, TWICE)
         return _Link(address, name, key, token)
 
     async def _write(self, link: _Link, context: Any) -> None:
