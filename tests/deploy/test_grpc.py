@@ -319,7 +319,7 @@ def test_damaged_messages_are_refused(damage):
 
 @pytest.mark.parametrize("fault", ["asked at once", "cannot be written to"])
 def test_no_client_is_left_with_a_stream_that_nobody_reads(link, pki, fault, monkeypatch):
-    """A request that waits when a client is admitted reaches it; a stream on which nothing can be sent ends."""
+    """A request that waits when a client is admitted reaches it; a stream that takes no message ends."""
     class Links(dict[int, Any]):
         def __setitem__(self, address: int, own: Any) -> None:
             super().__setitem__(address, own)
