@@ -7,6 +7,7 @@ that place must then fail. Survivors are printed; there should be none.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from rich.progress import track
 from benchmarks.mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMEOUT = 900  # seconds: a mutation may also be noticed by a test that never ends
+TIMEOUT = 300  # seconds: a mutation may also be noticed by a test that never ends
+MEMORY = 12 * 2**30  # bytes: or by one that takes all there is
 
 
 class Verdict(NamedTuple):
@@ -52,13 +54,17 @@ def judge(mutation: Mutation) -> Verdict:
                    "--no-header", "--tb=no", "-m", mutation.mark, *mutation.tests]
         try:
             done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True,
-                                  timeout=TIMEOUT, check=False)
+                                  timeout=TIMEOUT, check=False, preexec_fn=_bounded)
         except subprocess.TimeoutExpired:
             return Verdict(mutation, True, "a test that did not end")
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     if done.returncode not in (0, 1, 2):
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return Verdict(mutation, done.returncode != 0, failed[0].split(" ", 1)[1] if failed else "")
+
+
+def _bounded() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
 def main(

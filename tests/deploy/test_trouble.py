@@ -93,6 +93,7 @@ def test_clients_join_again_together_and_within_the_deadline(tmp_path: Path) -> 
     assert asked[1] - asked[0] < 1.5  # sent together: each is waited for 2 s
     assert {(name, reason.partition(" within")[0]) for name, _, reason in told.of("lost")} == {
         (name, "it cannot join again: no reply") for name in broken}
+    assert all(float(reason.split()[-2]) <= 2.0 for _, _, reason in told.of("lost"))  # seconds, no minute
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
