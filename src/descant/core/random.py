@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import random as python_random
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -200,38 +199,25 @@ def coarse_normal(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def draw_coarse_normal_(rows: Tensor, keys: Tensor) -> None:
-    """The same numbers, in place: a row [count] for each key. On a CPU numpy mixes the bits: it has unsigned
-    numbers, which torch has not."""
+    """The same numbers, in place: a row [count] for each key. On a CPU numpy does it, which has what torch
+    has not: unsigned numbers, and indices of 16 bits."""
     count = rows.shape[1]
-    if rows.device.type != "cpu" or not rows.is_contiguous():
+    if rows.device.type != "cpu":
         rows.copy_(coarse_normal(keys, count, rows.dtype))
         return
-    counters, table = _counters(-(-count // 4)), _quantiles(rows.dtype)
-    words = min(len(counters), DRAWN)
-    at_once = DRAWN // words  # rows; a longer one is drawn in parts
+    counters, table = _counters(-(-count // 4)), _quantiles(rows.dtype).numpy()
+    at_once = max(1, DRAWN // len(counters))
+    mixed, spare = np.empty((2, min(at_once, len(rows)), len(counters)), "<u8")  # used again and again
+    places = np.empty((len(mixed), count), np.intp)
     for some, own in zip(rows.split(at_once), keys.split(at_once), strict=True):
-        for start in range(0, len(counters), words):
-            here, part = counters[start : start + words], some[:, 4 * start : 4 * (start + words)]
-            bits, other = _room.bits[:, : len(some) * len(here)].reshape(2, len(some), len(here))
-            np.add(own.numpy().view("<u8")[:, None], here, out=bits)
-            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-                np.bitwise_xor(bits, np.right_shift(bits, np.uint64(shift), out=other), out=bits)
-                if factor != 1:
-                    np.multiply(bits, np.uint64(factor), out=bits)
-            places = _room.places[: part.numel()]
-            np.copyto(places.view(part.shape).numpy(), bits.view("<u2")[:, : part.shape[1]])
-            torch.index_select(table, 0, places, out=part.view(-1))
-
-
-class _Room(threading.local):
-    """What is used again for every draw of a thread: fresh pages would take a quarter of the time."""
-
-    def __init__(self) -> None:
-        self.bits = np.empty((2, DRAWN), "<u8")
-        self.places = torch.empty(4 * DRAWN, dtype=torch.int64)
-
-
-_room = _Room()
+        bits, other, at = mixed[: len(some)], spare[: len(some)], places[: len(some)]
+        np.add(own.numpy().view("<u8")[:, None], counters, out=bits)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+            np.bitwise_xor(bits, np.right_shift(bits, np.uint64(shift), out=other), out=bits)
+            if factor != 1:
+                np.multiply(bits, np.uint64(factor), out=bits)
+        np.copyto(at, bits.view("<u2")[:, :count])
+        np.take(table, at, out=some.numpy(), mode="clip")  # "raise" would copy; all are in the table
 
 
 @cache
