@@ -6,15 +6,17 @@ batches of 20, Fashion-MNIST or random data of its shape. The methods take turns
 medians. Ratios are to pFedMe's, and to those of a pFedMe that takes each gradient by itself ("plain"): of
 all, and of the clients' part.
 Second table: what the server of FedAMP, HeurFedAMP and FedFomo does in a round of 1000 clients with 80,000
-parameters each.
+parameters each, and FedAMP's products alone.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any
 from unittest.mock import patch
 
@@ -33,8 +35,9 @@ from descant.cli.options import DataDir
 from descant.core.algorithm import Algorithm, Message, Round
 from descant.core.federation import Federation
 from descant.core.kernels import span
+from descant.core.kernels.products import some_rows
 from descant.core.splits import Table
-from descant.core.threads import one_thread
+from descant.core.threads import on_all_cores, one_thread
 from descant.core.tree import Tree
 from descant.core.vector import Model
 from descant.engine.adding import Adding
@@ -48,6 +51,7 @@ from descant.engine.settings import Train
 from descant.engine.work import Job, Work
 from descant.errors import UsageError
 from descant.models import make_task
+from descant.priors import attention
 
 MODELS, STEPS, HELD_OUT = ("mclr", "dnn"), 25, 25  # the last training rows of each client: FedFomo validates
 METHODS: dict[str, Algorithm] = {name: method() for name, method in ALGORITHMS.items()} | {
@@ -150,6 +154,17 @@ def served(algorithm: Algorithm) -> tuple[float, float]:
     return time.process_time() - begun, time.perf_counter() - wall
 
 
+def multiplied() -> tuple[float, float]:
+    """The same, of nothing but FedAMP's products: of all pairs of models, and of their weights with them."""
+    models, weights = torch.randn(POPULATION, PARAMETERS), torch.randn(POPULATION, POPULATION)
+    parts = models.split(attention.BLOCK)
+    pairs = [(k, other) for k in range(len(parts)) for other in range(k, len(parts))]
+    begun, wall = time.process_time(), time.perf_counter()
+    on_all_cores(lambda pair: parts[pair[0]] @ parts[pair[1]].T, pairs)
+    some_rows([(block, torch.arange(len(block))) for block in weights.split(attention.BLOCK)], models)
+    return time.process_time() - begun, time.perf_counter() - wall
+
+
 def show(console: Console, names: tuple[str, ...], found: dict[str, dict[str, Method]]) -> None:
     """The first table: a line for each method."""
     table = _table(f"processor time per gradient step; {COHORT} of {CLIENTS} clients, {STEPS} batches of "
@@ -205,8 +220,10 @@ def methods(
         table = _table(f"the server's seconds a round, {POPULATION} clients of {PARAMETERS:,} parameters")
         for heading in ("method", "processor", "wall"):
             table.add_column(heading, no_wrap=True)
-        for name, server in SERVERS.items():
-            spent = [served(server) for _ in range(3)]
+        ways: dict[str, Callable[[], tuple[float, float]]] = {
+            name: partial(served, server) for name, server in SERVERS.items()}
+        for name, way in (ways | {"fedamp, products alone": multiplied}).items():
+            spent = [way() for _ in range(3)]
             table.add_row(name, *(f"{statistics.median(each):.2f}" for each in zip(*spent, strict=True)))
         console.print(table)
 

@@ -20,6 +20,7 @@ from descant.algorithms import FedAvg
 from descant.core.federation import Federation
 from descant.core.privacy.settings import Privacy
 from descant.core.threads import one_thread
+from descant.engine.backends.choose import make_backend
 from descant.engine.batches import LocalWork
 from descant.engine.protect import protected
 from descant.engine.rounds import Training
@@ -37,12 +38,13 @@ MODELS = {
 def round_of(work: Work, train: Train) -> Callable[[int], float]:
     """What plays a round of this number, and tells the seconds of a step of one client."""
     training = Training(work, train)
+    backend, _, _ = make_backend(training)
     everyone = np.arange(CLIENTS)
     message = work.algorithm.broadcast(training.server, training.round_of(everyone))
 
     def play(number: int) -> float:
         start = time.process_time()
-        outcome = work.execute("local", everyone, number, message, ())
+        outcome = backend.run("local", everyone, number, message, ())
         assert not outcome.failed
         return (time.process_time() - start) / (CLIENTS * STEPS)
 
@@ -55,8 +57,8 @@ def main() -> None:
     federation = Federation.from_arrays(
         rng.standard_normal((count, 784)).astype(np.float32), rng.integers(10, size=count),
         np.arange(CLIENTS).repeat(ROWS), test=0.0, validation=0.0)
-    train = Train(rounds=1, batch=BATCH, local=LocalWork(steps=STEPS))
-    print(f"a step of one of {CLIENTS} clients that run together, batches of {BATCH}, one thread")
+    train = Train(rounds=1, batch=BATCH, local=LocalWork(steps=STEPS), backend="vectorised")
+    print(f"a step of one of {CLIENTS} clients, in chunks as in a round, batches of {BATCH}, one thread")
     with one_thread():
         for name, make in MODELS.items():
             torch.manual_seed(0)

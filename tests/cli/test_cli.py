@@ -223,6 +223,7 @@ def test_a_profile_says_where_the_time_went(tmp_path, backend):
     shares = {part: float(share) for part, share in rows}
     assert sum(shares.values()) == pytest.approx(100, abs=0.5)
     assert min(shares["local"], shares["gathering"], shares["evaluate"], shares["checkpoint"]) > 0
+    assert re.search(r"^samples: [\d.]+ [kM]B copied so that each client's lie together", told, re.M)
     again = call("resume", tmp_path / "run", "--profile")
     assert again.out.endswith("no round was trained: there is nothing to profile\n")
 

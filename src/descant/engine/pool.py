@@ -109,6 +109,11 @@ class Pool:
         tables = (federation.train, federation.validation, federation.test)
         return cls(*(Part(federation.x, federation.y, table) for table in tables))
 
+    def copied(self, federation: Federation) -> int:
+        """Bytes of the samples that are not the federation's own tensor."""
+        return sum(part.x.nbytes for part in (self.train, self.validation, self.test)
+                   if part.x is not federation.x)
+
     def to(self, device: torch.device) -> Pool:
         parts = (self.train, self.validation, self.test)
         own = {id(tensor): tensor for part in parts for tensor in (part.x, part.y)}  # one for all, as it lies

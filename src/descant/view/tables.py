@@ -14,6 +14,7 @@ from descant.core.metric import figure
 from descant.core.privacy.settings import idle_clip
 from descant.core.stopwatch import PARTS, Stopwatch
 from descant.core.units import duration, size, times
+from descant.engine.pool import BUDGET, SHARE
 
 SPREAD = {"mean": "mean", "weighted": "weighted", "std": "std", "worst_decile": "worst 10%"}
 BAR = 24  # characters of a share of 100 %
@@ -157,8 +158,9 @@ def _clients(summary: dict[str, Any]) -> str:
     return f"{summary['clients']:,}; {scored['clients']:,} evaluated, of them {newcomers}"
 
 
-def show_profile(console: Console, watch: Stopwatch) -> None:
-    """Print the seconds per round of every part, and their shares."""
+def show_profile(console: Console, watch: Stopwatch, copied: int) -> None:
+    """Print the seconds per round of every part, and their shares; and the bytes of samples that were copied
+    for it."""
     if not watch.rounds:
         console.print("no round was trained: there is nothing to profile")
         return
@@ -169,3 +171,6 @@ def show_profile(console: Console, watch: Stopwatch) -> None:
     console.print(Group("", table("lrrpp", ["part", "per round", "share", "", "description"], rows,
                                   title=f"where the time went: {duration(total)} in "
                                         f"{times(watch.rounds, 'round')}")))
+    console.print(f"samples: {size(copied)} copied so that each client's lie together; a copy takes at most "
+                  f"{size(BUDGET)}, and {SHARE:.0%} of the free memory" if copied else
+                  "samples: used where they lie, without a copy")
