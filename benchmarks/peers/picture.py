@@ -26,22 +26,25 @@ def draw(found: dict[str, Any]) -> bytes:
     axes.axhline(1, color="#D55E00", linewidth=2, label=DESCANT)
     for side, (colour, marker) in STYLES.items():
         shift = 0.2 * (list(STYLES).index(side) - 1)
-        points = [(place + shift, case["sides"][side]["times_descant"]) for place, case in enumerate(cases)
-                  if case["sides"].get(side, {}).get("times_descant")]
-        for at, ratio in points:
+        points = []
+        for place, case in enumerate(cases):
+            figures, at = case["sides"].get(side, {}), place + shift
+            if not (ratio := figures.get("times_descant")):
+                continue
+            points.append((at, ratio))
+            every = figures.get("times_descant_all", [])  # of several runs, each
+            axes.plot([at] * len(every), every, color=colour, marker="_", linestyle="")
             axes.plot([at, at], [1, ratio], color=colour, linewidth=2, alpha=0.5)
-            axes.annotate(f"{ratio:.1f}", (at, ratio), xytext=(0, 6 if ratio >= 1 else -6), fontsize=8,
+            beyond = max([ratio, *every]) if ratio >= 1 else min([ratio, *every])
+            axes.annotate(f"{ratio:.1f}", (at, beyond), xytext=(0, 6 if ratio >= 1 else -6), fontsize=8,
                           color=colour, textcoords="offset points", ha="center",
                           va="bottom" if ratio >= 1 else "top")
-        for place, case in enumerate(cases):  # of several runs, each
-            every = case["sides"].get(side, {}).get("times_descant_all", [])
-            axes.plot([place + shift] * len(every), every, color=colour, marker="_", linestyle="")
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linestyle="", markersize=7,
                       label=title(side))
     axes.set(yscale="log", xlim=(-0.55, len(cases) - 0.45), ylabel="times descant's time per gradient step",
-             title=f"FedAvg, the same rounds in turn (medians of {found['repetitions']}"
-                   f"{f', of {many} runs' if (many := found.get('runs', 1)) > 1 else ''})")
+             title=f"FedAvg, the same rounds in turn (medians"
+                   f"{', and each of several runs' if found.get('runs', 1) > 1 else ''})")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
