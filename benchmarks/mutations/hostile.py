@@ -171,7 +171,7 @@ FILES: tuple[Mutation, ...] = (
              "except ZeroDivisionError as error:",
              deploy("grpc", "no_client_is_left_with_a_stream_that_nobody_reads"),
              "a client waits on a dead stream"),
-    Mutation("deploy/export/predict.py", "if max(width - 1, *chosen.tolist()) >= len(names):", "if False:",
+    Mutation("deploy/export/predict.py", "if max([width - 1, *chosen.tolist()]) >= len(names):", "if False:",
              deploy("handover", "outputs_for_more_classes_than_have_names_are_told"),
              "too few names of classes are a traceback"),
     Mutation("deploy/requests.py", "unanswered[client].encode(shared)", "unanswered[client].encode()",

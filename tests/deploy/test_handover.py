@@ -366,6 +366,7 @@ def test_outputs_for_more_classes_than_have_names_are_told(kept: Path, tmp_path:
     for outputs, probabilities in ((found.outputs, True), (torch.tensor([[0.0, 1.0]]), False)):
         with pytest.raises(UsageError, match=r"more classes than it has names for \(no\)"):
             one._replace(outputs=outputs).table(probabilities)
+    assert one._replace(outputs=found.outputs[:0]).table() == "predicted,probability\n"
 
 
 def test_a_loss_of_ones_own_gives_classes_without_probabilities(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_methods_fit_with_the_settings_that_the_refusal_names() -> None:
     for settings in ({"algorithm.name": "perfedavg", "algorithm.variant": "fo"},
                      {"algorithm.name": "globaltrain"} | KNOWN,
                      {"algorithm.name": "fedmap", "algorithm.weights": "samples", "algorithm.init": "model"}):
-        Setup.of(made(settings)).work()
+        assert Setup.of(made(settings)).work().private is not None
 
 
 def test_who_trains_alone_tells_nothing_and_needs_no_noise() -> None:

@@ -69,7 +69,7 @@ def show_run(console: Console, done: Run, profile: bool) -> None:
 
     show_summary(console, done.summary, done.directory)
     if profile:
-        show_profile(console, done.stopwatch, done.work.pool.copied(done.work.federation))
+        show_profile(console, done.stopwatch, done.work.pool.copied_bytes(done.work.federation))
     require_result(done.summary)
 
 

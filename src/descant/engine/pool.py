@@ -109,7 +109,7 @@ class Pool:
         tables = (federation.train, federation.validation, federation.test)
         return cls(*(Part(federation.x, federation.y, table) for table in tables))
 
-    def copied(self, federation: Federation) -> int:
+    def copied_bytes(self, federation: Federation) -> int:
         """Bytes of the samples that are not the federation's own tensor."""
         return sum(part.x.nbytes for part in (self.train, self.validation, self.test)
                    if part.x is not federation.x)

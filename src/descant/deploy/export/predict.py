@@ -102,7 +102,7 @@ class Predictions(NamedTuple):
             return
         shares = self.probabilities
         width = 0 if shares is None or not probabilities else shares.shape[1]
-        if max(width - 1, *chosen.tolist()) >= len(names):
+        if max([width - 1, *chosen.tolist()]) >= len(names):
             raise UsageError("the model has outputs for more classes than it has names for "
                              f"({', '.join(names)}): use descant.deploy.export.load_model")
         if shares is None:
