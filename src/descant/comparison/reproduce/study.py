@@ -22,8 +22,8 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -91,21 +91,35 @@ def read_facts(path: Path) -> Facts:
     return Facts(found["SOURCE"], found["SEEDS"], found["NEEDS"])
 
 
+@contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """Files beside the study can be imported."""
+    sys.path.insert(0, str(path.parent))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(path.parent))
+
+
 def load(path: Path) -> ModuleType:
-    """The study as a module. Files beside it can be imported."""
+    """The study as a module."""
     spec = importlib.util.spec_from_file_location(f"descant_study_{path.parent.name}_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))
-    try:
+    with _beside(path):
         spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
     for name in (*GIVEN, *CALLED):
         if not hasattr(module, name):
             raise UsageError(f"{path} is no study: it has no {name}")
     return module
+
+
+def measure(path: Path, seed: int, point: dict[str, Any]) -> dict[str, float]:
+    """One point in one repetition; the study may name what is beside it, such as a diagnostic."""
+    with _beside(path):
+        figures = load(path).measure(seed, **point)
+    return {name: float(value) for name, value in figures.items()}
 
 
 def jobs_of(path: Path, points: Sequence[dict[str, Any]], seeds: int, out: Path) -> list[Job]:
@@ -146,6 +160,5 @@ def rows_of(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 def _measure(job: Job) -> None:
     start = time.process_time()
-    figures = load(job.path).measure(job.seed, **job.point)
-    kept = {name: float(value) for name, value in figures.items()}
+    kept = measure(job.path, job.seed, job.point)
     write_atomic(job.place, json.dumps(kept | {"seconds": round(time.process_time() - start, 2)}).encode())

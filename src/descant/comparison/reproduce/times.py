@@ -74,10 +74,10 @@ def measured(item: Item) -> float:
     without evaluation."""
     repetitions = item.about().repetitions
     if item.is_study:
-        module = study.load(item.path)
+        points = study.load(item.path).POINTS
         start = time.process_time()
-        module.measure(0, **module.POINTS[0])
-        return repetitions * len(module.POINTS) * (time.process_time() - start)
+        study.measure(item.path, 0, points[0])
+        return repetitions * len(points) * (time.process_time() - start)
     tables = read_toml(item.path)
     base = Experiment.parse({**tables, "algorithm": {"name": "fedavg"}}, ran())
     found = contenders(tables, None, base.train, baselines=True, permit=ran())
