@@ -2,6 +2,10 @@
 
 As Figure 1(a). Theorem 1's lambda has rho = 2 as in the paper and the ridge for mu; where it asks for
 more than the cap of 10 (R below 1/sqrt(n)), the cap is taken. R is the true one.
+
+For R > 1/sqrt(n) the theorem gives an upper bound, rho^2 / (n mu R^2). With mu = 0.01, the least curvature
+that is certain here, it is 2 / R^2: 80 times the rule of the authors' code, 5 / (n R^2), whose constant
+fits mu = 0.8. Both are taken, and each is judged by the paper's claims.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ SOURCE = "One-stage FedProx, Figure 3, adaptive lambda of Theorem 1"
 SEEDS = 5
 LEVELS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0)
 POINTS = [{"R": R} for R in LEVELS]
-METHODS = ("LocalTrain", "GlobalTrain", "theorem")
+ADAPTIVE = {"theorem": "the lambda of Theorem 1", "practical": "the lambda of the authors' code"}
+METHODS = ("LocalTrain", "GlobalTrain", *ADAPTIVE)
 
 
 def measure(seed: int, R: float) -> dict[str, float]:
@@ -28,13 +33,14 @@ def measure(seed: int, R: float) -> dict[str, float]:
 
 
 def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
-    found = [ordering(f"the adaptive lambda is ahead of {name} at R = {R:g}", of(rows, "theorem", R=R),
-                      of(rows, name, R=R), words=("adaptive", name))
-             for R in (0.5, 1.0, 3.0) for name in ("LocalTrain", "GlobalTrain")]
+    found = [ordering(f"{title} is ahead of {name} at R = {R:g}", of(rows, rule, R=R), of(rows, name, R=R),
+                      words=(rule, name))
+             for rule, title in ADAPTIVE.items() for R in (0.5, 1.0, 3.0)
+             for name in ("LocalTrain", "GlobalTrain")]
     least = LEVELS[0]
-    return [*found, ordering(f"GlobalTrain is slightly ahead of the adaptive lambda at small R ({least})",
-                             of(rows, "GlobalTrain", R=least), of(rows, "theorem", R=least),
-                             words=("Global", "adaptive"))]
+    return found + [ordering(f"GlobalTrain is slightly ahead of {title} at small R ({least})",
+                             of(rows, "GlobalTrain", R=least), of(rows, rule, R=least),
+                             words=("Global", rule)) for rule, title in ADAPTIVE.items()]
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
