@@ -198,6 +198,16 @@ def test_noise_that_does_not_fit_is_refused(changes: dict[str, Any], says: str, 
         federated(experiment(**changes), tmp_path)
 
 
+def test_cohorts_that_coins_may_make_too_small_are_refused(tmp_path: Path) -> None:
+    """A round of two could not be summed, and with the same seed never could."""
+    tables = experiment(rounds=3, sampling="poisson").dump()
+    tables["train"]["drop"] = 0.25
+    with pytest.raises(UsageError, match=r"train\.drop .* too few for a secure sum"):
+        federated(Experiment.parse(tables), tmp_path / "coins")
+    tables["privacy"]["sampling"] = "known"
+    assert federated(Experiment.parse(tables), tmp_path / "known").rounds == 3
+
+
 def test_clients_that_are_sent_different_things_are_refused(tmp_path: Path) -> None:
     tables = experiment("fedprox").dump()
     tables["algorithm"]["mu"] = [0.1, 0.2, 0.3, 0.4]

@@ -16,10 +16,12 @@ from descant.core.privacy.settings import Privacy
 from descant.core.tree import leaves
 from descant.deploy import protocol
 from descant.deploy.backend import Rules
+from descant.deploy.messages import WireMessage
 from descant.deploy.privacy import OwnAccount, require_agreed
 from descant.deploy.protocol import load_experiment
+from descant.deploy.transport import Payload
 from descant.engine.protect import protected
-from descant.errors import UsageError
+from descant.errors import DescantError, UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run, Setup
@@ -86,11 +88,45 @@ def test_a_client_keeps_its_own_budget_whatever_the_server_asks(tmp_path: Path) 
 
 
 def test_a_reply_that_is_asked_for_again_counts_again(tmp_path: Path) -> None:
-    run = played(private(epsilon=4.0, noise=1.6), tmp_path)
+    """Client 0 works twice for the first round, as for a server that was killed after it had the reply, with
+    other noise each time. The budget is for two: in the second round it is without this client."""
+    answers, uploads = make_clients(DATA, tmp_path / "clients"), []
+    once = answers["0"]
+
+    def twice(payload: Payload) -> Any:
+        asked = WireMessage.decode(payload).facts
+        if (asked.get("job"), asked.get("number")) == ("local", 1):
+            uploads.append(once(payload))
+        uploads.append(once(payload))
+        return uploads[-1]
+
+    answers["0"] = twice
+    run = federate(private(epsilon=4.0, noise=1.6), MemoryServer(answers), tmp_path / "server")
     assert run.rounds == 2
-    ledger = next((tmp_path / "clients" / "0").glob("*/ledger.json"))
-    times = json.loads(ledger.read_text())
-    assert sum(count for key, count in times.items() if key.startswith("local ")) == 2
+    [(name, why)] = run.history[1]["rejections"].items()
+    assert name == "0"
+    assert "this client has trained 2 times, and once more would exceed privacy.epsilon = 4" in why
+    first, again = [packed.data for packed in (WireMessage.decode(reply).tensors.get("value.upload.theta")
+                                               for reply in uploads) if packed is not None]
+    assert first != again
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_a_new_federation_of_the_same_experiment_has_no_new_budget(unit: str, tmp_path: Path) -> None:
+    """A server may begin as many as it likes, with other clients or other names: `--expect` is about the
+    experiment alone. What was spent before counts; of another experiment, it has a ledger of its own."""
+    made = private(unit=unit, epsilon=4.0, noise=1.6)
+    assert played(made, tmp_path).rounds == 2
+    fewer = {name: DATA[name] for name in "012"}
+
+    def again(wanted: Experiment) -> Run:
+        answers = make_clients(fewer, tmp_path / "clients", expected=wanted)
+        return federate(wanted, MemoryServer(answers), tmp_path / f"server of {wanted.train.seed}")
+
+    with pytest.raises(DescantError, match=r"once more would exceed|one more would exceed"):
+        again(made)
+    other = dataclasses.replace(made, train=dataclasses.replace(made.train, seed=7))
+    assert again(other).rounds == 2
 
 
 @pytest.mark.parametrize(("own", "train", "words"), [

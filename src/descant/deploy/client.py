@@ -85,7 +85,8 @@ class Membership(NamedTuple):
     work: Work  # behind the frozen layers with which the network begins
     states: ClientStates
     ledger: Ledger
-    account: OwnAccount | None  # of the privacy of its rows
+    account: OwnAccount | None  # of the privacy of its rows ...
+    spending: list[Ledger]  # ... and all that counts for it
 
     @property
     def setup(self) -> Setup:
@@ -199,10 +200,11 @@ class Client:
         federation = self._read(experiment).within(remote.federation(), client, experiment.data,
                                                    remote.train.torch_dtype)
         work, privacy = remote.work(*on_features(task, federation)), experiment.privacy
+        states, ledger = self._directory.states(remote.session), self._directory.ledger(remote.session)
+        account = None if privacy is None else OwnAccount.of(work, remote.train, privacy, client)
         self._membership = Membership(
-            remote, client, task, federation, remote.shapes(task), work,
-            self._directory.states(remote.session), self._directory.ledger(remote.session),
-            None if privacy is None else OwnAccount.of(work, remote.train, privacy, client))
+            remote, client, task, federation, remote.shapes(task), work, states, ledger, account,
+            [] if account is None else self._directory.kin(ledger, remote.agreed))
         return self._membership
 
     def _joined(self, request: WireMessage) -> Membership:
@@ -228,7 +230,8 @@ class Client:
             raise Mismatch('privacy.figures = "off": the figures of held-out rows stay with the clients')
         self._count(joined, job, number)
         if joined.account is not None and job in TRAINING:
-            joined.account.require(joined.ledger.total(TRAINING), joined.ledger.rounds(TRAINING))
+            joined.account.require(sum(ledger.total(TRAINING) for ledger in joined.spending),
+                                   sum(ledger.rounds(TRAINING) for ledger in joined.spending))
         self._observer.working(job, number)
         state = joined.states.read(counted, joined.shapes.state)
         secret = job in TRAINING and joined.remote.secure is not None

@@ -23,6 +23,7 @@ from descant.errors import DescantError
 
 FILES = ("federation.json", "node_id", "model.safetensors", "model.json")
 LEDGER = "ledger.json"
+EXPERIMENT = "experiment"  # in the ledger: which it is
 STATE = re.compile(rf"\.?(state-?\d+\.safetensors|{re.escape(LEDGER)})(\.tmp)?")
 SESSION = re.compile("[0-9a-f]{16}")
 
@@ -64,13 +65,21 @@ class ClientDirectory:
     def ledger(self, session: str) -> Ledger:
         return Ledger(self.directory / session / LEDGER)
 
+    def kin(self, ledger: Ledger, experiment: str) -> list[Ledger]:
+        """The ledgers of all federations with this experiment, also of other clients or with other rules;
+        the given one is one of them from now on. A server cannot begin a new count with a new federation."""
+        if not ledger.times(EXPERIMENT, experiment):
+            ledger.enter(EXPERIMENT, experiment)
+        found = (Ledger(path) for path in sorted(self.directory.glob(f"*/{LEDGER}")) if path != ledger.path)
+        return [ledger, *(other for other in found if other.times(EXPERIMENT, experiment))]
+
 
 class Ledger:
     """How often the server has asked for what, in one federation. It outlives the process: a server gains
     nothing by waiting for a restart."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         try:
             found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             self._times = {str(key): int(times) for key, times in unsealed_table(found).items()}
@@ -78,15 +87,15 @@ class Ledger:
             raise DescantError(f"{path} is damaged ({error}): restore it from a backup, or remove it if you "
                                "trust the server") from None
 
-    def times(self, what: str, number: int) -> int:
+    def times(self, what: str, number: int | str) -> int:
         """How many requests there were."""
         return self._times.get(f"{what} {number}", 0)
 
-    def enter(self, what: str, number: int) -> int:
+    def enter(self, what: str, number: int | str) -> int:
         """Count a request; returns how many there were, with this one."""
         key = f"{what} {number}"
         self._times[key] = self._times.get(key, 0) + 1
-        write_atomic(self._path, json.dumps(sealed_table(self._times)).encode(), private=True)
+        write_atomic(self.path, json.dumps(sealed_table(self._times)).encode(), private=True)
         return self._times[key]
 
     def total(self, whats: Collection[str]) -> int:

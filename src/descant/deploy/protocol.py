@@ -194,6 +194,12 @@ class RemoteExperiment:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
+    def agreed(self) -> str:
+        """Identifies the experiment alone, which is what a client can expect; not the number of rounds."""
+        tables = _comparable(tables_of(self.experiment))
+        return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
     def train(self) -> Train:
         return self.experiment.train
 

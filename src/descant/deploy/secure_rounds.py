@@ -219,6 +219,10 @@ def agreed(experiment: Experiment, clients: int, rules: Rules) -> Agreement:
     if (privacy := experiment.privacy) is not None and privacy.unit == "client":
         assert privacy.noise is not None  # `require_agreed`
         require_grid(Mechanism(privacy, privacy.noise, float(cohort), secret=True))
+        if privacy.sampling == "poisson" and train.drop:
+            raise UsageError('train.drop lets clients drop out by coins where privacy.sampling = "poisson", '
+                             "so that rounds may have too few for a secure sum: set privacy.sampling = "
+                             '"known", which promises the same here, or leave train.drop out')
     if train.participation == "all" and cohort < clients:
         raise UsageError('train.participation = "all" does not fit secure aggregation: uploads of clients '
                          'outside the cohort would be sent and not summed; use "cohort", or cohort = "all"')
