@@ -123,7 +123,8 @@ def experiment(method: str, **changes: Any) -> Experiment:
     tables: dict[str, Any] = {
         "data": {"dataset": "digits", "partition": "classes", "clients": CLIENTS, "classes_per_client": 2},
         "model": {"name": "mclr"}, "algorithm": {"name": method} | on_any_model(method),
-        "train": {"rounds": 3, "batch": 20, "local": {"steps": 3}, "dtype": "float64", "backend": "loop"},
+        "train": {"rounds": 3, "batch": 20, "local": {"steps": 3}, "dtype": "float64",
+                  "backend": "vectorised"},
         "eval": {"every": 2},
     }
     for name, fields in changes.items():

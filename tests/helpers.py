@@ -138,8 +138,9 @@ def make_work(algorithm: Algorithm, federation: Federation, model: Any = "mclr",
 @contextmanager
 def engine(algorithm: Algorithm, federation: Federation, model: Any = "mclr", **train: Any
            ) -> Iterator[Engine]:
-    """An engine in float64 (unless told otherwise), closed at the end."""
-    usual = {"dtype": "float64", "batch": 4, "local": {"steps": 2}, "backend": "loop"}
+    """An engine in float64 (unless told otherwise), closed at the end. Clients run together, at a third of
+    what they take one by one; that both come to the same is tested of every method (test_conformance)."""
+    usual = {"dtype": "float64", "batch": 4, "local": {"steps": 2}, "backend": "vectorised"}
     settings = fields.parse(Train, usual | train, "train")
     training = Training(make_work(algorithm, federation, model, **train_only(train)), settings)
     backend, _, _ = make_backend(training)
