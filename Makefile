@@ -50,7 +50,7 @@ quick: $(STAMP) ## run one case of every test that takes no second, in a minute
 test: $(STAMP) ## run all but the slow tests, two at a time
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-slow: $(STAMP) ## run the tests that start real processes or install the package
+test-slow: $(STAMP) ## run the tests that start real processes, install the package, or take seconds
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not alone"
 	@# these wait more than they work; those that take minutes first, not those of the longest file
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and alone"

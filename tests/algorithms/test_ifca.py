@@ -139,7 +139,7 @@ def test_more_clusters_than_clients_are_refused() -> None:
         pass
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_the_clusters_of_a_run_are_drawn(tmp_path: Path) -> None:
     """Of every client the cluster that it trained last; with one cluster there is nothing to draw."""

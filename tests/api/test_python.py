@@ -89,7 +89,7 @@ def without_times(directory: Path) -> dict[str, Any]:
 # -- the same as the command line --------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_comparison_is_that_of_the_command_line_bit_for_bit(file, tmp_path):
     done = call("compare", file, "--algorithms", "pfedme,ditto:lam=0.3", "--seeds", "0,1", "--no-baselines",
                 "--set", "train.rounds=2", "--out", tmp_path / "typed")
@@ -154,7 +154,7 @@ def test_what_is_gained_over_training_alone(file, tmp_path):
     assert ("over training alone on average" in made.gained) == (made.best == "ditto")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_comparison_in_a_notebook(file, tmp_path, drawing):
     made = descant.compare(file, tmp_path / "c", algorithms=["pfedme", "ditto"], seeds=[0, 1],
                            baselines=False)

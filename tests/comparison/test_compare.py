@@ -261,6 +261,7 @@ def test_all_methods_see_the_same(tables: dict[str, Any], tmp_path: Path, seen: 
     assert a == b
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_done_and_the_budgets_are_equal_on_disk(tables: dict[str, Any], tmp_path: Path,
                                                                    seen: Seen, drawing: Any) -> None:
     out = tmp_path / "out"
@@ -482,6 +483,7 @@ def test_steps_are_counted_also_of_a_method_that_diverges_at_once(tables: dict[s
     assert all(method.seconds > 0 for method in plan.methods.values())
 
 
+@pytest.mark.slow
 def test_methods_are_trained_until_they_no_longer_improve(tables: dict[str, Any], tmp_path: Path, seen: Seen
                                                           ) -> None:
     quick = tables | {"train": tables["train"] | {"local": {"steps": 10}}, "eval": {"every": 1}}
@@ -588,6 +590,7 @@ def test_repetitions_are_added_until_it_is_decided(tables: dict[str, Any], tmp_p
     assert (second.seeds, second.words) == ([], "decided after 4 repetitions: all are apart")
 
 
+@pytest.mark.slow
 def test_the_command_adds_repetitions_and_stops(tables: dict[str, Any], tmp_path: Path, seen: Seen,
                                                 monkeypatch: pytest.MonkeyPatch,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
@@ -706,6 +709,7 @@ def test_a_damaged_method_is_told_where_it_is_read(tables: dict[str, Any], tmp_p
         planning.read(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
     plan, _ = made(tables, tmp_path / "out", [0, 1, 2], algorithms="fedavg,ditto", baselines=False)
     done(plan, seen, seeds=[0, 1])
@@ -904,6 +908,7 @@ surprise.lower_is_better = True
 # -- what comes out --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_of_a_grid_the_member_that_is_best_on_validation_is_compared(tables: dict[str, Any], tmp_path: Path,
                                                                      seen: Seen, drawing: Any) -> None:
     plan, _ = made(tables, tmp_path / "out", [0, 1], baselines=False,
@@ -980,6 +985,7 @@ def test_clusters_and_a_loss_for_a_metric(tables: dict[str, Any], tmp_path: Path
     assert found.metric == "accuracy"
 
 
+@pytest.mark.slow
 def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], tmp_path: Path, seen: Seen
                                                        ) -> None:
     plan, labels = made(tables, tmp_path / "out", [0, 1],

@@ -272,6 +272,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> results.Results:
     return results.read(planning.read(out))
 
 
+@pytest.mark.slow
 def test_the_paper_is_in_the_table_the_file_and_the_report(compared: results.Results) -> None:
     out = compared.plan.out
     results.write(compared, out / "results.csv")

@@ -278,7 +278,7 @@ def test_times_are_scaled_to_this_machine(tmp_path: Path, monkeypatch: pytest.Mo
     assert kept == {"pace": 1.0, "seconds": {"a/b": 20.0, "c/d": 3.0}}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_item_is_timed_by_a_round_of_each_method(repository: Path) -> None:
     assert call("reproduce", "paper", "--time", "--experiments", "experiments").code == 0
     found = json.loads((repository / "experiments" / "times.json").read_text())["seconds"]

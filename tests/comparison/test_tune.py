@@ -391,6 +391,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record
 
 
+@pytest.mark.slow
 def test_searches_are_repeatable(unbroken: Path, tmp_path: Path) -> None:
     tune.search(experiment(), TRIALS, tmp_path)
     assert files(tmp_path) == files(unbroken)

@@ -118,6 +118,7 @@ def test_real_targets_of_one_number() -> None:
                   2 * (outputs - y[..., None])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(n for n, spec in MODELS.items() if issubclass(spec, NetworkSpec)))
 def test_registered_networks(name: str) -> None:
     """The networks of the papers, small inputs; those that are no chains say so here."""

@@ -358,7 +358,7 @@ def test_bad_sections(tables: dict[str, Any], message: str) -> None:
 # -- the document ------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_examples_of_the_document_work(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "hospitals"

@@ -71,7 +71,7 @@ def test_labels_to_classes_and_back() -> None:
     assert as_known(y, None, "") is y
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_labels_of_files_come_back_in_predictions(tmp_path: Path) -> None:
     """Through the run, the exported model, and a client that came later."""
     folder = tmp_path / "sites"

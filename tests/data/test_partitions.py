@@ -749,7 +749,7 @@ def test_a_partitioner_without_its_package(monkeypatch: pytest.MonkeyPatch) -> N
         data.federation("digits", partition=FakePartitioner("label"))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # not all of them are ours
 def test_partitioners_of_flower() -> None:
     partitioners = pytest.importorskip("flwr_datasets.partitioner")

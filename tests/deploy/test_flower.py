@@ -296,6 +296,7 @@ def test_an_answer_that_is_lost_has_not_happened(method: str, tmp_path: Path) ->
     assert mine == pytest.approx(theirs, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_whoever_comes_back_takes_part_again(tmp_path: Path) -> None:
     wanted = experiment("scaffold", train={"rounds": 4})
     expected = simulated_without(wanted, {2: {1}, 3: {1}}, tmp_path / "simulated")
@@ -311,6 +312,7 @@ def test_whoever_comes_back_takes_part_again(tmp_path: Path) -> None:
     assert_same(found.snapshot("last").server, expected.snapshot("last").server, 1e-10)
 
 
+@pytest.mark.slow
 def test_a_round_waits_for_as_many_as_it_needs(tmp_path: Path) -> None:
     wanted = experiment("fedavg")
     server = flower.MemoryServer(flower.make_clients(DATA, tmp_path))

@@ -217,6 +217,7 @@ def test_a_client_that_goes_is_gone_at_once(link, pki):
     until(lambda: not link.connected())
 
 
+@pytest.mark.slow
 def test_a_key_that_is_revoked_while_the_server_runs(link, tmp_path):
     """No restart, no new authority; the others stay, and a new key is taken."""
     make_certificates(tmp_path, "localhost", NAMES)

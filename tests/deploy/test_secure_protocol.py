@@ -28,6 +28,7 @@ def test_the_sum_is_the_plain_sum(count: int, threshold: int, authority: Authori
     assert np.abs(total - trial.plain()).max() <= count * trial.encoding.error + 1e-12
 
 
+@pytest.mark.slow
 def test_who_drops_out_where_by_brute_force() -> None:
     """Two of five clients, each before any of the phases: the sum is that of the vectors that came."""
     for pair in ((0, 4), (1, 3)):

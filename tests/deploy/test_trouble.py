@@ -26,6 +26,7 @@ def wrong_file(place: Path) -> str:
     return str(place / "other.npz")
 
 
+@pytest.mark.slow
 def test_a_wrong_file_that_connects_first_is_the_one_that_is_refused(tmp_path: Path) -> None:
     """Both sides are told why; and when it has come with the right one, they begin."""
     own = flower.Quiet()

@@ -233,6 +233,7 @@ def two_class_again(out: Path) -> Run:
                        backend="vectorised", local={"steps": 3}, patience=2)
 
 
+@pytest.mark.slow
 def test_more_rounds_of_a_run_that_has_stopped_are_refused(tmp_path: Path) -> None:
     tables = {"data": {"dataset": "digits", "clients": 4}, "algorithm": {"name": "localtrain"},
               "train": {"rounds": 100, "patience": 1, "local": {"steps": 40}, "backend": "vectorised"},

@@ -228,6 +228,7 @@ def test_the_advice_keeps_its_promise(tmp_path: Path) -> None:
     assert sum(row["grad_steps"] for row in run.history) == 5 * advice.gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ridge", [0.1, 0.3])
 def test_the_advice_keeps_its_promise_where_the_ridge_matters(ridge: float) -> None:
     """Followed on logistic losses, the run reaches the solution of the losses with the ridge, which is found

@@ -165,6 +165,7 @@ def test_a_run_is_made_resumed_exported_and_handed_to_a_newcomer(file: Path, her
         descant.load("run")
 
 
+@pytest.mark.slow
 def test_python_names_it_and_the_directory_knows_its_place(here: Path) -> None:
     federation = descant.federation("logistic", clients=3, dim=4)
     with pytest.warns(UserWarning, match="only an example"):

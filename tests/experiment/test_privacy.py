@@ -244,6 +244,7 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any], words: str) -> N
         Setup.of(made(settings)).decided()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"scale": "client"}, {"impute": "client"}], ids=str)
 def test_rows_that_are_changed_by_other_rows_are_refused(settings: dict[str, Any]) -> None:
     """One row that moves the mean of its client moves what all other rows add, each by up to twice the clip:

@@ -76,6 +76,7 @@ def test_evaluation_is_in_it_too() -> None:
     assert not torch.equal(found, task.module(model)(FED.x))
 
 
+@pytest.mark.slow
 def test_a_run_is_continued_bit_for_bit(tmp_path: Path) -> None:
     fed = descant.federation("logistic", clients=4)
     given: dict[str, Any] = {"federation": fed, "model": "dnn", "autocast": "bfloat16", **WORK}

@@ -28,7 +28,7 @@ def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("k", range(2))
 def test_the_python_of_the_readme_runs(k, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
@@ -40,7 +40,7 @@ def test_the_python_of_the_readme_runs(k, monkeypatch, tmp_path, capsys):
         assert isinstance(scope["model"], nn.Module)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_python_of_docs_python_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(execute.concurrent.futures, "ProcessPoolExecutor", PoolHere)

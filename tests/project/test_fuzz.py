@@ -16,6 +16,7 @@ from descant.errors import DescantError
 pytestmark = pytest.mark.thorough
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_some_cases_of_a_kind(name: str, tmp_path: Path) -> None:
     pytest.importorskip("flwr" if name in ("requests", "replies", "frames") else "pyarrow")

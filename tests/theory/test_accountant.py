@@ -76,6 +76,7 @@ def test_the_numerical_composition_is_above_the_truth_of_one_sum() -> None:
     assert excess(eps) <= delta < excess(eps - 0.03)
 
 
+@pytest.mark.slow
 def test_many_are_worse_than_few_and_a_secret_coin_is_better_than_none() -> None:
     found = [epsilon(Event(1.0, 0.1, times), 1e-5) for times in (1, 2, 3, 5, 8, 9, 40)]
     assert found == sorted(found)

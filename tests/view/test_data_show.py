@@ -310,6 +310,7 @@ def test_list(monkeypatch):
 # -- descant data show -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_show_the_demo(tmp_path):
     code, out, err = call("data", "show")
     assert (code, err) == (0, "")
