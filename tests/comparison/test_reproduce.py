@@ -17,8 +17,8 @@ from descant.comparison.make import source_commit
 from descant.comparison.plan import joined_versions
 from descant.comparison.reproduce import baselines, claims, items, pages, study, times
 from descant.comparison.reproduce.baselines import Beside
-from descant.comparison.reproduce.carry_out import Wanted
 from descant.comparison.reproduce.claims import Claim
+from descant.comparison.reproduce.execute import ReproduceOptions
 from helpers import PoolHere
 
 COMPARISON = """
@@ -291,4 +291,4 @@ def test_an_item_is_timed_by_a_round_of_each_method(repository: Path) -> None:
 def test_wrong_wishes_are_refused(tmp_path: Path) -> None:
     for wrong in ({"jobs": 0}, {"repetitions": 0}, {"budget": "converge"}):
         with pytest.raises(UsageError):
-            Wanted(tmp_path, **wrong)
+            ReproduceOptions(tmp_path, **wrong)
