@@ -176,7 +176,7 @@ def _set(table: dict[str, Any], field: str, value: Any) -> None:
     if isinstance(value, list):
         table["grid"] = {**table.get("grid", {}), field: value}
         return
-    fields.table_of(table, field)[field.rpartition(".")[2]] = value
+    fields.put(table, field, value)
 
 
 def _value(text: str) -> Any:

@@ -129,7 +129,7 @@ class NotImported(Algorithm):
         table: dict[str, Any] = {key: dict(value) if isinstance(value, Mapping) else value
                                  for key, value in self.table.items()}
         for field, value in values.items():
-            fields.table_of(table, field)[field.rpartition(".")[2]] = value
+            fields.put(table, field, value)
         return NotImported(table, self.called)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
