@@ -139,7 +139,7 @@ def _method(algorithm: Algorithm | str, train: Mapping[str, Any]) -> Algorithm:
         raise UsageError(f"{name} is a field of the method: give it there, as in "
                          f"{type(method).__name__}({name}={train[name]!r})")
     for name in train.keys() & _ELSEWHERE.keys():
-        raise UsageError(f"{name} is no field of [train]: " + _ELSEWHERE[name].format(train[name]))
+        raise UsageError(f"{name} is not a field of [train]: " + _ELSEWHERE[name].format(train[name]))
     return method
 
 

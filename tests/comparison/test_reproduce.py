@@ -245,7 +245,7 @@ def test_a_point_that_fails_is_named(repository: Path) -> None:
 @pytest.mark.parametrize("text", ["SEEDS = 3", 'SOURCE = "x"\nSEEDS = "many"', "def"])
 def test_what_is_no_study_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "figure.py").write_text(text)
-    with pytest.raises(UsageError, match=r"no study|cannot read"):
+    with pytest.raises(UsageError, match=r"is not a study|cannot read"):
         study.read_facts(tmp_path / "figure.py")
 
 

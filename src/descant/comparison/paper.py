@@ -85,7 +85,7 @@ class Paper(NamedTuple):
                              "[[paper.claims]] say which method it has ahead of which")
         source, metric, figures = table["source"], table["metric"], table.get("figures", {})
         if not isinstance(source, str) or not source.strip():
-            raise UsageError("paper.source must say where the figures stand, such as "
+            raise UsageError("paper.source must say where the figures are printed, such as "
                              f'"Table 1, FMNIST-MCLR", not {source!r}')
         if metric not in metrics:
             raise unknown("paper.metric", metric, metrics)
@@ -93,7 +93,7 @@ class Paper(NamedTuple):
         if not isinstance(percent, bool):
             raise UsageError(f"paper.percent must be true or false, not {percent!r}")
         if percent and not is_share(metric):
-            raise UsageError(f"paper.percent is for shares, and {title(metric)} is none: leave it out")
+            raise UsageError(f"paper.percent is for shares, and {title(metric)} is not one: leave it out")
         if not isinstance(figures, Mapping) or ("figures" in table and not figures):
             raise UsageError("paper.figures must be a section with a figure for each method, such as "
                              f"pfedme = 0.976, not {figures!r}")

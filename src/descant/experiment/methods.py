@@ -99,7 +99,7 @@ def lacks(method: type[Algorithm]) -> str | None:
         return f"its name {method.name!r} is that of one of descant's methods: give it another"
     if "__dataclass_fields__" not in vars(method) and any(
             isinstance(value, dataclasses.Field) for value in vars(method).values()):
-        return "it is no dataclass, so that its fields are not read: write @dataclass(frozen=True) above it"
+        return "it is not a dataclass, so its fields are not read: write @dataclass(frozen=True) above it"
     try:
         typing.get_type_hints(method)
     except Exception as error:
