@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 import shlex
@@ -135,3 +136,8 @@ def test_the_functions_beside_the_equations_are_where_the_table_says(page):
     assert named
     for module, name in named:
         assert re.search(rf"^(class|def) {name}\b", code[module], re.MULTILINE), f"{module}.{name}"
+
+
+def test_the_belief_of_the_contributing_guide_is_that_of_ditto():
+    [shown] = [code for code in blocks("CONTRIBUTING.md", "python") if "def belief" in code]
+    assert shown.rstrip() in inspect.getsource(algorithms.Ditto)
