@@ -143,7 +143,7 @@ RUNNING: tuple[Mutation, ...] = (
     # -- sums ------------------------------------------------------------------------------------------
     Mutation("core/sums.py", "pieces[up:] = self.pieces[: GRIDS - up]", "pieces[up:] = self.pieces[up:]",
              ("tests/core/test_sums.py",), "pieces are added on another grid"),
-    Mutation("engine/backends/processes.py", "if order.is_first:", "if order is None:",
+    Mutation("engine/backends/processes.py", "if request.is_first:", "if request is None:",
              ("tests/engine/test_adding.py",), "workers add a round to the one before"),
     Mutation("core/sums.py", "return max(LOWEST, -(-(exponent + 1) // WIDTH) - 1)",
              "return max(LOWEST, -(-exponent // WIDTH) - 1)", ("tests/core/test_sums.py",),

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from descant.comparison import plan as planning
 from descant.comparison import tune as searching
-from descant.comparison.conduct import Asked, conduct, require_no_failures
+from descant.comparison.conduct import CompareOptions, conduct, require_no_failures
 from descant.comparison.methods import Listed
 from descant.comparison.plan import Budget, Population, Splits
 from descant.comparison.reproduce import items as papers
-from descant.comparison.reproduce.carry_out import Wanted, Wish
-from descant.comparison.reproduce.carry_out import reproduce as carry_out
+from descant.comparison.reproduce.execute import BudgetChoice, ReproduceOptions
+from descant.comparison.reproduce.execute import reproduce as execute
 from descant.core import fields
 from descant.core.algorithm import Algorithm
 from descant.core.federation import Federation
@@ -139,7 +139,7 @@ def _method(algorithm: Algorithm | str, train: Mapping[str, Any]) -> Algorithm:
         raise UsageError(f"{name} is a field of the method: give it there, as in "
                          f"{type(method).__name__}({name}={train[name]!r})")
     for name in train.keys() & _ELSEWHERE.keys():
-        raise UsageError(f"{name} is no field of [train]: " + _ELSEWHERE[name].format(train[name]))
+        raise UsageError(f"{name} is not a field of [train]: " + _ELSEWHERE[name].format(train[name]))
     return method
 
 
@@ -211,9 +211,9 @@ def compare(experiment: Described, out: str | os.PathLike[str], *, algorithms: L
     it is; by default where that is a terminal or a notebook.
     """
     place, permit = _where(out), ran(allow)
-    asked = Asked(algorithms, _seeds(seeds), until_decided, splits, jobs, budget, tune, metric,
-                  "new clients" if population == "new-clients" else population, baselines,
-                  f"descant.compare(..., {str(place)!r})", _names(track, "track", '["mlflow"]'))
+    asked = CompareOptions(algorithms, _seeds(seeds), until_decided, splits, jobs, budget, tune, metric,
+                           "new clients" if population == "new-clients" else population, baselines,
+                           f"descant.compare(..., {str(place)!r})", _names(track, "track", '["mlflow"]'))
     tables = _tables(experiment, set, model, train)
     plan, failed = conduct(tables, place, asked, permit, Shown(script_console(progress)), draw)
     require_no_failures(failed)
@@ -229,7 +229,7 @@ def report(directory: str | os.PathLike[str], out: str | os.PathLike[str] | None
 
 
 def reproduce(item: str | None = None, *, out: str | os.PathLike[str] = "results", jobs: int = 1,
-              repetitions: int | None = None, budget: Wish = "both",
+              repetitions: int | None = None, budget: BudgetChoice = "both",
               experiments: str | os.PathLike[str] | None = None, progress: bool | None = None
               ) -> Reproduction:
     """Repeat a table or a figure of a paper, as `descant reproduce` does, with the same words.
@@ -244,8 +244,8 @@ def reproduce(item: str | None = None, *, out: str | os.PathLike[str] = "results
     found = papers.chosen(papers.find(place), item)
     if item is None or "/" not in item:
         found = papers.runnable(found, budget)
-    wanted, shown = Wanted(_where(out), jobs, repetitions, budget), Shown(script_console(progress))
-    return Reproduction(tuple(made for each in found for made in carry_out(each, wanted, shown, draw)))
+    wanted, shown = ReproduceOptions(_where(out), jobs, repetitions, budget), Shown(script_console(progress))
+    return Reproduction(tuple(made for each in found for made in execute(each, wanted, shown, draw)))
 
 
 def tune(experiment: Described, trials: int, out: str | os.PathLike[str], *,

@@ -26,7 +26,7 @@ from descant.core.tree import Tree
 from descant.core.vector import Model
 from descant.errors import UsageError
 from descant.priors.belief import Upload
-from descant.priors.energy import Energy, InputConvex, Learned
+from descant.priors.energy import Energy, EnergyState, InputConvex
 from descant.priors.gaussian import GaussianState, Tempered
 from descant.priors.precision import (
     Adaptive,
@@ -267,7 +267,7 @@ def unflat(like: Tree, vector: Tensor) -> Tree:
 
 def gamma_of(server: Tree, prior: Any) -> Tree:
     """The server's state without statistics, and without variances that are fixed, as `envelope` knows it."""
-    if isinstance(server, Learned):
+    if isinstance(server, EnergyState):
         return server.gamma
     mean = server.mean.theta
     return MeanAndVariance(mean, server.pull) if isinstance(prior, LearnedVariance) else mean
@@ -280,8 +280,8 @@ THEOREM: dict[str, tuple[Any, Tree]] = {
     "fixed": (FixedVariance(SIGMA2), GaussianState(Model(W0, NONE), ())),
     "diagonal": (DIAGONAL, GaussianState(Model(W0, NONE), 1 / VARIANCES)),
     "learned": (LearnedVariance(c=0.5, epsilon=0.01, lr=LR), GaussianState(Model(W0, NONE), S0)),
-    "robust": (Robust(), Learned(W0, NONE)),
-    "input_convex": (NETWORK, Learned(NETWORK.init(W0, np.random.default_rng(0)), NONE)),
+    "robust": (Robust(), EnergyState(W0, NONE)),
+    "input_convex": (NETWORK, EnergyState(NETWORK.init(W0, np.random.default_rng(0)), NONE)),
 }
 
 
@@ -360,7 +360,7 @@ def test_rounds_with_any_prior_reach_the_minimiser_of_m() -> None:
     with engine(FedMAP(Robust(), SGD(lr=0.5), weights="samples", server_lr=2.0), FEDERATION, "quadratic",
                 **settings(5)) as e:
         losses = client_losses(e.training.work.task, e.training.work.federation)
-        e.training.server = Learned(W0, NONE)
+        e.training.server = EnergyState(W0, NONE)
         e.play(100)
         found = envelope(losses, Robust(), e.server.gamma, COUNTS)
         close(e.personal().theta, found.thetas, 1e-8)

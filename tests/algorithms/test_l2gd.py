@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from descant.algorithms import L2GD, LocalTrain, OneStageFedProx
-from descant.algorithms.l2gd import Coins, Sent
+from descant.algorithms.l2gd import Broadcast, Coins
 from descant.core.algorithm import Message
 from descant.core.vector import Model
 from descant.errors import UsageError
@@ -46,7 +46,7 @@ def coins(key: int, steps: int) -> tuple[bool, ...]:
 
 def after(e: Engine, x: Tensor, key: int) -> Tensor:
     """The x_i after a round from these, with the coins of a key."""
-    message = Message(Sent(Model(x.mean(0), e.server.stats), torch.tensor(key)))
+    message = Message(Broadcast(Model(x.mean(0), e.server.stats), torch.tensor(key)))
     outcome = e.backend.run("local", e.everyone, 1, message, Model(x, torch.zeros((5, 0), dtype=x.dtype)))
     found: Tensor = outcome.values.state.theta
     torch.testing.assert_close(outcome.values.upload.theta, found - x, rtol=0, atol=1e-14)

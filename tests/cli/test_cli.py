@@ -508,7 +508,7 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize(("file", "damage", "words"), [
     ("state.safetensors", cut, ["damaged", "start the run anew"]),
     ("state.safetensors", empty, ["damaged", "start the run anew"]),
-    ("state.safetensors", flip_last, ["damaged", "check sum", "start the run anew"]),
+    ("state.safetensors", flip_last, ["damaged", "checksum", "start the run anew"]),
     ("state.safetensors", flip_header, ["damaged", "start the run anew"]),
     ("state.safetensors", replace_with_foreign, ["not a checkpoint"]),
     ("best/state.safetensors", cut, ["damaged", "start the run anew"]),

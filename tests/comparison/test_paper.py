@@ -66,12 +66,12 @@ def test_a_figure_is_a_number_or_says_what_it_is_of() -> None:
     ({"figures": [0.9]}, "paper.figures must be a section with a figure for each method"),
     ({"figures": None}, "paper.figures is missing"),
     ({"source": None}, "paper.source is missing"),
-    ({"source": 1}, "paper.source must say where the figures stand"),
-    ({"source": " "}, "paper.source must say where the figures stand"),
+    ({"source": 1}, "paper.source must say where the figures are printed"),
+    ({"source": " "}, "paper.source must say where the figures are printed"),
     ({"column": "mean"}, "unknown paper.column 'mean'"),
     ({"column": ["personal"]}, "unknown paper.column ['personal']"),
     ({"percent": "yes"}, "paper.percent must be true or false"),
-    ({"percent": True, "metric": "loss"}, "paper.percent is for shares, and loss is none"),
+    ({"percent": True, "metric": "loss"}, "paper.percent is for shares, and loss is not one"),
     ({"table": 1}, "unknown paper field 'table'"),
 ])
 def test_what_is_wrong_with_a_section_is_one_sentence(changes: dict[str, Any], says: str) -> None:

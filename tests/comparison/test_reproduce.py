@@ -17,8 +17,8 @@ from descant.comparison.make import source_commit
 from descant.comparison.plan import joined_versions
 from descant.comparison.reproduce import baselines, claims, items, pages, study, times
 from descant.comparison.reproduce.baselines import Beside
-from descant.comparison.reproduce.carry_out import Wanted
 from descant.comparison.reproduce.claims import Claim
+from descant.comparison.reproduce.execute import ReproduceOptions
 from helpers import PoolHere
 
 COMPARISON = """
@@ -245,7 +245,7 @@ def test_a_point_that_fails_is_named(repository: Path) -> None:
 @pytest.mark.parametrize("text", ["SEEDS = 3", 'SOURCE = "x"\nSEEDS = "many"', "def"])
 def test_what_is_no_study_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "figure.py").write_text(text)
-    with pytest.raises(UsageError, match=r"no study|cannot read"):
+    with pytest.raises(UsageError, match=r"is not a study|cannot read"):
         study.read_facts(tmp_path / "figure.py")
 
 
@@ -291,4 +291,4 @@ def test_an_item_is_timed_by_a_round_of_each_method(repository: Path) -> None:
 def test_wrong_wishes_are_refused(tmp_path: Path) -> None:
     for wrong in ({"jobs": 0}, {"repetitions": 0}, {"budget": "converge"}):
         with pytest.raises(UsageError):
-            Wanted(tmp_path, **wrong)
+            ReproduceOptions(tmp_path, **wrong)

@@ -232,7 +232,7 @@ ROWS = np.zeros((N, 2))
 @pytest.mark.parametrize(("wrong", "words"), [
     (lambda: Federation.from_frame(frame(), target="ill"), "client is missing: name"),
     (lambda: Federation.from_frame(frame(), client="hospital"), "target is missing: name"),
-    (lambda: made(target=["ill"]), r"\['ill'\] is no column"),
+    (lambda: made(target=["ill"]), r"\['ill'\] is not a column"),
     (lambda: made(columns="age"), r"columns must be a list: columns=\['age'\]"),
     (lambda: made(tset=0.2), "unknown option 'tset': did you mean 'test'"),
     (lambda: Federation.from_arrays(frame(), COLUMNS["age"], COLUMNS["hospital"]), r"x must be .*from_frame"),

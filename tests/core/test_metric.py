@@ -56,8 +56,8 @@ def test_the_table_of_metrics_needs_no_torch() -> None:
 def test_fields_by_their_dotted_names() -> None:
     tables: dict[str, Any] = {"solver": {"lr": 0.1}, "lam": 1}
     before = tables["solver"]
-    fields.table_of(tables, "solver.momentum")["momentum"] = 0.9
-    fields.table_of(tables, "prior.sigma2")["sigma2"] = 2
+    fields.put(tables, "solver.momentum", 0.9)
+    fields.put(tables, "prior.sigma2", 2)
     assert tables == {"solver": {"lr": 0.1, "momentum": 0.9}, "lam": 1, "prior": {"sigma2": 2}}
     assert before == {"lr": 0.1}  # what was given is not changed
     assert fields.dotted(tables) == {"solver.lr": 0.1, "solver.momentum": 0.9, "lam": 1, "prior.sigma2": 2}

@@ -49,7 +49,7 @@ def test_the_experiment_runs_as_it_is(folder, tmp_path, monkeypatch):
     ran = call("run", "experiment.toml", "--set", "train.rounds=2", "--set", "train.backend=vectorised",
                "--out", "run")
     assert ran.code == 0, ran
-    assert "is there already" in call("init", "my hospitals", "--target", "ill").err
+    assert "already exists" in call("init", "my hospitals", "--target", "ill").err
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert call("init", folder, "--target", "ill", "-o", elsewhere / "e.toml").code == 0

@@ -214,7 +214,7 @@ def parquet(path: Path, **columns: Any) -> Path:
 
 def test_infinity_is_no_category(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", a=[1.0, 2.0], b=[1.0, float("inf")], y=[0.0, 1.0])
-    with pytest.raises(UsageError, match=r"a\.parquet, row 2, column 'b': infinity is no category"):
+    with pytest.raises(UsageError, match=r"a\.parquet, row 2, column 'b': infinity is not a category"):
         SCHEMA.read(path)
 
 

@@ -131,7 +131,7 @@ def test_nothing_but_replies_is_taken(link, pki):
             assert isinstance(replies(link, own), Payload)
         number = {"unasked": 10**6, "again": own, "another's": theirs}[attempt]
         north.send(*frames(number, forged))
-        assert north.refusal() == (grpc.StatusCode.INVALID_ARGUMENT, "a message that is no reply")
+        assert north.refusal() == (grpc.StatusCode.INVALID_ARGUMENT, "a message that is not a reply")
         # the other client is asked and heard as if nothing had happened
         south.send(*frames(theirs, Payload('{"honest": true}', "{}")))
         assert replies(link, theirs) == Payload('{"honest": true}', "{}")

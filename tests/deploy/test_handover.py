@@ -452,12 +452,12 @@ def test_damaged_models_are_refused(kept: Path, tmp_path: Path) -> None:
     (one / "model.safetensors").write_bytes(tensors)
     assert contents(one) == whole
     (one / "model.json").write_text((one / "model.json").read_text().replace('"round": ', '"round": 1'))
-    refused("its check sum does not fit")
+    refused("its checksum does not match")
     about = json.loads((one / "model.json").read_text())
     del about["check"]  # as older versions wrote it
     for change, message in (({"format": 99}, "its format is 99"), ({"round": "three"}, "round is 'three'"),
-                            ({"dtype": "float33"}, "no type of numbers"),
-                            ({"dtype": "int32"}, "a model of int32 is none"),
+                            ({"dtype": "float33"}, "is not a type of numbers"),
+                            ({"dtype": "int32"}, "a model cannot be of int32"),
                             ({"files": {"model.safetensors": 3}}, "another hash"),
                             ({"schema": {}}, "not a schema"),
                             ({"preprocess": {"fill": "x"}}, "preprocess.fill")):

@@ -44,7 +44,7 @@ def test_every_flipped_bit_of_a_state_is_noticed(tmp_path: Path) -> None:
         data = bytearray(good)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
-        # in the name of the check sum a bit makes a file without one, and all else is as it was
+        # in the name of the checksum a bit makes a file without one, and all else is as it was
         assert believed(states, path) is None or torch.equal(believed(states, path).theta, STATE.theta)
     path.write_bytes(good)
     assert torch.equal(states.read(7, STATE).theta, STATE.theta)

@@ -549,6 +549,6 @@ def test_a_cluster_that_is_gone(cluster, monkeypatch, tmp_path):
     with on_ray(Watched(marks=str(tmp_path), pause=0.25), workers=1, chunk=1) as e:
         e.play()
         cluster.head_node.all_processes["gcs_server"][0].process.kill()
-        with pytest.raises(DescantError, match=r"the Ray cluster at .* does not answer any more; all rounds "
-                                               "that were committed are safe: resume the run"):
+        with pytest.raises(DescantError, match=r"the Ray cluster at .* no longer answers; all committed "
+                                               "rounds are saved: resume the run"):
             e.play(100)

@@ -68,16 +68,16 @@ def test_a_digit_of_the_metrics(out: Path, field: str) -> None:
     start = line.index(f'"{field}": ') + len(field) + 4
     at = next(k for k in range(start, len(line)) if line[k] in "123456789")
     replace(out / "metrics.jsonl", line, line[:at] + ("8" if line[at] == "9" else "9") + line[at + 1 :])
-    assert "metrics.jsonl is damaged (its check sum does not fit): restore it from a copy" in refused(out)
-    with pytest.raises(DescantError, match="check sum"):
+    assert "metrics.jsonl is damaged (its checksum does not match): restore it from a copy" in refused(out)
+    with pytest.raises(DescantError, match="checksum"):
         directory.read_metrics(out)
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
-    ('"check": ', '"chock": ', "round 2 has no check sum"),
+    ('"check": ', '"chock": ', "round 2 has no checksum"),
     ('"round": 2', '"round": 3', "its rounds are not 1, 2, 3"),
     ("{", "[", "is damaged"),
-    ('"loss": ', '"lass": ', "check sum"),
+    ('"loss": ', '"lass": ', "checksum"),
 ])
 def test_a_line_of_the_metrics(out: Path, old: str, new: str, words: str) -> None:
     line = (out / "metrics.jsonl").read_text().splitlines()[1]
@@ -120,7 +120,7 @@ def test_lines_that_were_never_whole(out: Path) -> None:
 
 
 def test_a_run_of_an_older_version(out: Path) -> None:
-    """It has no check sums; the rounds that are added have them."""
+    """It has no checksums; the rounds that are added have them."""
     path = out / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({name: value for name, value in row.items()
@@ -131,5 +131,5 @@ def test_a_run_of_an_older_version(out: Path) -> None:
 
 
 def test_a_history_is_that_of_the_run(finished: Path) -> None:
-    """The check sums are no part of it."""
+    """The checksums are no part of it."""
     assert play(finished.parent / "again").history[0].keys() == directory.read_metrics(finished)[0].keys()

@@ -6,19 +6,19 @@ import math
 
 import pytest
 
-from descant.experiment.evidence import APART, LEAST, ROWS_APART, Seen, answer, study
+from descant.experiment.evidence import APART, LEAST, ROWS_APART, Cell, answer, study
 
 
 def seen(together: float, verdict: str = "gains", *, n: float = 100.0, transfer: float = 0.0,
-         family: str = "one", best: str = "Ditto", over: float = 0.0, behind: bool = False) -> Seen:
-    return Seen(family, "level", n, transfer, 20, together, verdict, best, over,
+         family: str = "one", best: str = "Ditto", over: float = 0.0, behind: bool = False) -> Cell:
+    return Cell(family, "level", n, transfer, 20, together, verdict, best, over,
                 "behind" if behind else "as good")
 
 
 EDGES = [seen(9.0, n=10, transfer=0.9), seen(9.0, n=1000, transfer=0.9)]  # of what was studied
 
 
-def said(cells: list[Seen], n: float = 100.0, transfer: float = 0.0) -> tuple[str, str]:
+def said(cells: list[Cell], n: float = 100.0, transfer: float = 0.0) -> tuple[str, str]:
     found = answer(n, transfer, 40, cells + EDGES)
     return found.together, " ".join(found.words)
 
@@ -47,7 +47,7 @@ def test_a_loss_and_no_difference_are_told() -> None:
     [seen(3.0), seen(4.0, family="two"), seen(4.0), seen(-2.0, "loses")],  # one speaks against it
     [seen(3.0), seen(4.0, family="two"), seen(0.0, "open"), seen(0.0, "open")],  # as many as not
 ])
-def test_where_cells_disagree_it_is_not_known(cells: list[Seen]) -> None:
+def test_where_cells_disagree_it_is_not_known(cells: list[Cell]) -> None:
     verdict, text = said(cells)
     assert verdict == "unknown"
     assert "it is not known whether learning together pays: in 4 studied federations" in text

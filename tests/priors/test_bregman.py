@@ -455,7 +455,7 @@ def test_the_proximal_map_refuses_what_it_cannot_do() -> None:
         proximal_map(bowl, A, 0.0, SphericalGaussian())
     with pytest.raises(UsageError, match="1 of the 3 coordinates of mu lie outside"):
         envelope(bowl, vector(0.1, -0.2, 0.3), 1.0, Poisson())
-    with pytest.raises(DescantError, match="did not settle in 3 steps"):
+    with pytest.raises(DescantError, match="did not converge in 3 steps"):
         proximal_map(bowl, vector(5.0, -4.0, 3.0), 1e-3, SphericalGaussian(), steps=3)
     with pytest.raises(DescantError, match="no finite value"):
         proximal_map(lambda theta: (theta - 2).log().sum(), vector(0.5), 1.0, SphericalGaussian())

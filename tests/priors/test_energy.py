@@ -23,7 +23,15 @@ from descant.core import fields, tree
 from descant.core.tree import Tree
 from descant.errors import UsageError
 from descant.experiment.config import parse_algorithm
-from descant.priors.energy import ConvexNetwork, Energy, Given, InputConvex, OwnPrior, check, server_gradient
+from descant.priors.energy import (
+    ConvexNetwork,
+    Energy,
+    EnergyPrior,
+    InputConvex,
+    OwnPrior,
+    check,
+    server_gradient,
+)
 from descant.priors.solve import SGD, Proximal
 from helpers import assert_same, engine, finite_differences, quadratics
 
@@ -72,7 +80,7 @@ each_case = pytest.mark.parametrize(("family", "gamma"), CASES, ids=["robust", "
 def test_gradients_in_theta_and_gamma_are_those_of_finite_differences(family: Energy, gamma: Tree) -> None:
     """The prior of a client (scaled by 1/N for Eq. 2), and the objective of the server over three clients."""
     thetas, weights = normal(3, D, seed=2), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    prior = Given(family, gamma, 0.25)
+    prior = EnergyPrior(family, gamma, 0.25)
     torch.testing.assert_close(prior.grad(thetas[0]), finite_differences(prior.energy, thetas[0]),
                                rtol=1e-7, atol=1e-8)
     assert prior.energy(thetas[0]) == 0.25 * family.energy(thetas[0], gamma)
@@ -88,7 +96,7 @@ def test_gradients_in_theta_and_gamma_are_those_of_finite_differences(family: En
 @each_case
 def test_energies_are_vectorised_over_clients(family: Energy, gamma: Tree) -> None:
     thetas = normal(4, D, seed=5)
-    prior = Given(family, gamma)
+    prior = EnergyPrior(family, gamma)
     torch.testing.assert_close(vmap(prior.energy)(thetas), torch.stack([prior.energy(t) for t in thetas]),
                                rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(vmap(prior.grad)(thetas), torch.stack([prior.grad(t) for t in thetas]),
@@ -104,7 +112,7 @@ def test_the_network_is_convex_in_theta_and_least_at_the_mean(seed: int) -> None
     at least I / sigma2, because the rest is the Bregman divergence of a convex function."""
     family, gamma = InputConvex(hidden=3, sigma2=2.0, kappa=4.0), network(seed=seed)
     assert family.energy(gamma.mean, gamma).abs() < 1e-15
-    assert Given(family, gamma).grad(gamma.mean).abs().max() < 1e-14
+    assert EnergyPrior(family, gamma).grad(gamma.mean).abs().max() < 1e-14
     for scale in (0.1, 1.0, 10.0):
         theta = gamma.mean + scale * normal(D, seed=seed + 50)
         least = torch.linalg.eigvalsh(jacrev(grad(family.energy))(theta, gamma)).min()
@@ -117,7 +125,7 @@ def test_the_network_pulls_with_bounded_force() -> None:
     beside the Gaussian's is at most |N'(u)| + |N'(0)| <= 2 kappa, however far theta is."""
     family, gamma = InputConvex(hidden=3, sigma2=1e12, kappa=1.5), network()
     for seed in range(5):
-        force = Given(family, gamma).grad(gamma.mean + 1e4 * normal(D, seed=seed)).norm()
+        force = EnergyPrior(family, gamma).grad(gamma.mean + 1e4 * normal(D, seed=seed)).norm()
         assert 1e-3 < force <= 2 * 1.5
 
 
@@ -312,6 +320,6 @@ def test_energies_that_are_no_prior() -> None:
     with pytest.raises(UsageError, match="solver: the prior robust has no proximal map"):
         FedMAP(Robust(), Proximal(), server_lr=1.0)
     with pytest.raises(UsageError, match="no proximal map"):
-        Given(Robust(), torch.zeros(4)).prox(torch.zeros(4), 0.1)
+        EnergyPrior(Robust(), torch.zeros(4)).prox(torch.zeros(4), 0.1)
     with pytest.raises(UsageError, match="hidden must be at least 1"):
         InputConvex(hidden=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 import shlex
@@ -113,3 +114,30 @@ def test_the_line_of_metrics_is_a_real_one():
         return {k: keys(v) for k, v in value.items()} if isinstance(value, dict) else type(value)
 
     assert keys(shown) == keys(run.history[-1])
+
+
+def test_the_files_that_the_architecture_names_are_there():
+    named = re.findall(r"`([\w/]+/\w+\.py)`", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+    there = [path.as_posix() for folder in ("src", "tests", "benchmarks", "examples")
+             for path in (ROOT / folder).rglob("*.py")]
+    assert len(named) > 20
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in there)] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "methods").glob("*.md")), ids=lambda page: page.stem)
+def test_the_functions_beside_the_equations_are_where_the_table_says(page):
+    """`module.name` in a table is defined in a module of that name, not merely imported there."""
+    code: dict[str, str] = {}
+    for path in (ROOT / "src" / "descant").rglob("*.py"):
+        code[path.stem] = code.get(path.stem, "") + path.read_text(encoding="utf-8")
+    rows = "".join(re.findall(r"^\|.*\n", page.read_text(encoding="utf-8"), re.MULTILINE))
+    named = [(module, name) for module, name in re.findall(r"`(?:\w+/)?(\w+)\.([A-Za-z]\w+)", rows)
+             if module in code and name != "py"]
+    assert named
+    for module, name in named:
+        assert re.search(rf"^(class|def) {name}\b", code[module], re.MULTILINE), f"{module}.{name}"
+
+
+def test_the_belief_of_the_contributing_guide_is_that_of_ditto():
+    [shown] = [code for code in blocks("CONTRIBUTING.md", "python") if "def belief" in code]
+    assert shown.rstrip() in inspect.getsource(algorithms.Ditto)

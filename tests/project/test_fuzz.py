@@ -61,7 +61,7 @@ class Digit:
 @pytest.mark.parametrize("is_sealed", [True, False])
 def test_a_silent_difference_is_a_finding(is_sealed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                           ) -> None:
-    """A digit of the metrics: told because of the check sum, and seen by a case if nobody looks at that."""
+    """A digit of the metrics: told because of the checksum, and seen by a case if nobody looks at that."""
     if not is_sealed:
         monkeypatch.setattr(sealed, "text_check", lambda text: "00000000")
     kind = KINDS["runs"](tmp_path)

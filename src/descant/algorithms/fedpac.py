@@ -91,7 +91,7 @@ class FedPAC(Algorithm):
     def init_server(self, task: Task, model: Model, round: Round) -> Server:
         k = task.feature_width
         if task.classes is None:
-            raise UsageError("fedpac is for classification, and the targets are no classes: it aligns the "
+            raise UsageError("fedpac is for classification, and the targets are not classes: it aligns the "
                              "features of each class; use another method")
         m, d_h, zeros = round.population, task.dim - body_size(task), model.theta.new_zeros
         return Server(Common(model, zeros(task.classes, k), zeros(task.classes)),

@@ -29,7 +29,7 @@ from descant.errors import UsageError
 from descant.priors.solve import SGD, Solver, solve
 
 
-class Sent(NamedTuple):
+class Broadcast(NamedTuple):
     models: Model  # [K, ...]
     key: Tensor  # int64 [] of the noise with which they begin
 
@@ -100,7 +100,7 @@ class IFCA(Algorithm):
         return apart(model, self.K, self.spread, fold(key, s))
 
     def broadcast(self, server: Server, round: Round) -> Message:
-        return Message(Sent(server.models, server.key))
+        return Message(Broadcast(server.models, server.key))
 
     def opening(self, task: Task, message: Message, state: tuple[()], data: ClientData
                 ) -> tuple[Upload, tuple[()]]:

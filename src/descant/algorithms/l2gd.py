@@ -22,7 +22,7 @@ from descant.priors.quadratic import Gaussian
 from descant.priors.solve import decayed, solve
 
 
-class Sent(NamedTuple):
+class Broadcast(NamedTuple):
     mean: Model  # of the models of all clients
     key: Tensor  # [] int64, from which the coins of the round follow
 
@@ -118,7 +118,7 @@ class L2GD(Algorithm):
         return model
 
     def broadcast(self, server: Model, round: Round) -> Message:
-        return Message(Sent(server, torch.tensor(int(round.generator("coins").integers(2**63)))))
+        return Message(Broadcast(server, torch.tensor(int(round.generator("coins").integers(2**63)))))
 
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Model, Model]:
         mean, key = message.shared

@@ -66,7 +66,7 @@ def compare(
       descant compare experiments/pfedbred.toml --out results/pfedbred --jobs 2 --tune 20
     """
     with reporting("stopped; rerun the same command to finish") as console:
-        from descant.comparison.conduct import Asked, conduct, require_no_failures
+        from descant.comparison.conduct import CompareOptions, conduct, require_no_failures
         from descant.comparison.results import read
         from descant.core.permit import ran
         from descant.experiment import config
@@ -74,9 +74,10 @@ def compare(
         from descant.view.progress import Shown
 
         tables = config.override(config.read_toml(file), settings or ())
-        asked = Asked(algorithms, _numbers(seeds), until_decided, splits, jobs, budget, trials, metric,
-                      "new clients" if population == "new-clients" else population, baselines,
-                      shlex.join(["descant", *sys.argv[1:]]), track or ())
+        asked = CompareOptions(
+            algorithms, _numbers(seeds), until_decided, splits, jobs, budget, trials, metric,
+            "new clients" if population == "new-clients" else population, baselines,
+            shlex.join(["descant", *sys.argv[1:]]), track or ())
         plan, failed = conduct(tables, out, asked, ran(allow or ()), Shown(console), draw)
         results = read(plan)
         if results.rows:

@@ -35,7 +35,7 @@ def init(
         from descant.errors import UsageError
 
         if out.exists():
-            raise UsageError(f"--out {out} is there already: choose another name, or remove it")
+            raise UsageError(f"--out {out} already exists: choose another name, or remove it")
         if not out.parent.is_dir():
             raise UsageError(f"--out {out}: there is no directory {out.parent}; make it first")
         write_atomic(out, experiment_for(data, target, group, beside=out.parent).encode())

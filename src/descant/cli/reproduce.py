@@ -50,8 +50,8 @@ def reproduce(
     with reporting("stopped; rerun the same command to finish") as console:
         from descant.comparison.reproduce import items as of
         from descant.comparison.reproduce import times
-        from descant.comparison.reproduce.carry_out import Wanted
-        from descant.comparison.reproduce.carry_out import reproduce as carry_out
+        from descant.comparison.reproduce.execute import ReproduceOptions
+        from descant.comparison.reproduce.execute import reproduce as execute
         from descant.view.comparison import draw
         from descant.view.progress import Shown
         from descant.view.reproduce import show_claims, show_items
@@ -65,8 +65,8 @@ def reproduce(
         if not (every or single) or time:
             show_items(console, found, times.read(place))
             return
-        wanted = Wanted(out, jobs, repetitions, budget)
+        wanted = ReproduceOptions(out, jobs, repetitions, budget)
         for each in found if single else of.runnable(found, budget):
             console.print(f"{each.name}: {each.about().source}", soft_wrap=True)
-            for made in carry_out(each, wanted, Shown(console), draw):
+            for made in execute(each, wanted, Shown(console), draw):
                 show_claims(console, made)

@@ -29,6 +29,7 @@ def show(
         from descant.core.import_object import marked
         from descant.core.permit import ran
         from descant.experiment import catalogue
+        from descant.view.catalogue import show as show_entry
 
         found = catalogue.find(marked(name, ran(allow or ())))
         if as_json:
@@ -37,4 +38,4 @@ def show(
         for k, entry in enumerate(found):
             if k:
                 console.print()
-            catalogue.show(console, entry)
+            show_entry(console, entry)

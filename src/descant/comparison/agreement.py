@@ -11,7 +11,7 @@ from scipy import stats
 
 from descant.comparison import statistics
 from descant.comparison.finished import FinishedRun
-from descant.comparison.paper import Figure, Paper, Stated
+from descant.comparison.paper import Figure, Paper, PaperClaim
 from descant.comparison.plan import Plan
 from descant.comparison.rows import Row
 from descant.comparison.sample import Sample, oriented, units_of
@@ -37,7 +37,7 @@ class Ordering(NamedTuple):
 class Outcome(NamedTuple):
     """What ours say of a claim about two methods."""
 
-    claim: Stated
+    claim: PaperClaim
     levels: tuple[float, float]  # of the better and the worse one, in ours
     ours: Pair  # by how much `better` is better, over the repetitions
     appearance: Appearance

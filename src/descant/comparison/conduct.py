@@ -22,7 +22,7 @@ from descant.experiment import trackers
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class CompareOptions:
     """What is asked for besides the experiment; the names are those of the options."""
 
     algorithms: Listed | None
@@ -60,7 +60,7 @@ class Shown(Protocol):
         """Shows how far some jobs are."""
 
 
-def conduct(tables: dict[str, Any], out: Path, asked: Asked, permit: Permit, shown: Shown,
+def conduct(tables: dict[str, Any], out: Path, asked: CompareOptions, permit: Permit, shown: Shown,
             draw: Callable[[Plan], None]) -> tuple[Plan, list[tuple[PlannedRun, str]]]:
     """Make what is missing of a comparison, and write its files, of which `draw` writes the pictures and the
     page; returns which runs failed and why."""
@@ -86,7 +86,7 @@ def conduct(tables: dict[str, Any], out: Path, asked: Asked, permit: Permit, sho
     return plan, failed
 
 
-def _tuned(plan: Plan, labels: Sequence[str], asked: Asked, shown: Shown) -> Plan:
+def _tuned(plan: Plan, labels: Sequence[str], asked: CompareOptions, shown: Shown) -> Plan:
     """The plan with what the searches for the methods' hyper-parameters have found."""
     searches = execute.searches(plan, labels, asked.tune, asked.jobs)
     if searches:
@@ -102,7 +102,7 @@ def _tuned(plan: Plan, labels: Sequence[str], asked: Asked, shown: Shown) -> Pla
     return plan
 
 
-def _taken(plan: Plan, labels: Sequence[str], asked: Asked, others: Path, shown: Shown) -> Plan:
+def _taken(plan: Plan, labels: Sequence[str], asked: CompareOptions, others: Path, shown: Shown) -> Plan:
     """The plan with the runs that other comparisons have made."""
     plan, count = take(plan, plan.runs(labels, asked.seeds, jobs=asked.jobs), others)
     if count:
@@ -111,7 +111,7 @@ def _taken(plan: Plan, labels: Sequence[str], asked: Asked, others: Path, shown:
     return plan
 
 
-def _played(plan: Plan, labels: Sequence[str], asked: Asked, shown: Shown
+def _played(plan: Plan, labels: Sequence[str], asked: CompareOptions, shown: Shown
             ) -> tuple[Plan, list[tuple[PlannedRun, str]]]:
     """Make the runs, with more repetitions where these were asked for."""
     while True:

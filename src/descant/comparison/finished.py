@@ -134,12 +134,12 @@ def read_figures(path: Path) -> Columns:
     try:
         text = path.read_text(encoding="utf-8")
         if not text.endswith("\n"):
-            raise ValueError("its last line is not whole")
+            raise ValueError("its last line is incomplete")
         header, *rows = csv.reader(io.StringIO(text), strict=True)
         if tuple(header[: len(FACTS)]) != FACTS or len({*header}) < len(header):
             raise ValueError("its columns are not those of figures")
         if not rows or any(len(row) != len(header) for row in rows):
-            raise ValueError("some rows are not whole")
+            raise ValueError("some rows are incomplete")
         columns = {name: _parsed(name, cells) for name, cells in
                    zip(header, zip(*rows, strict=True), strict=True)}
         _check(columns)

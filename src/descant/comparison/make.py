@@ -57,7 +57,7 @@ def make(tables: Mapping[str, Any], out: Path, seeds: Sequence[int], *, algorith
     methods that are asked for now. What is None is as before, or the default. `permit` is for code that the
     tables name; the directory may name what they name, and what is allowed by name."""
     if len(set(seeds)) != len(seeds) or not seeds or min(seeds) < 0:
-        raise UsageError(f"the seeds must be different whole numbers from 0, at least one: not {list(seeds)}")
+        raise UsageError(f"the seeds must be distinct whole numbers, 0 or greater, not {list(seeds)}")
     # [train], for the baselines
     probe = Experiment.parse({**tables, "algorithm": {"name": "fedavg"}}, permit)
     found = contenders(tables, algorithms, probe.train, baselines=baselines, permit=permit)

@@ -111,8 +111,8 @@ def _tables(listed: Listed, written: list[tuple[str, dict[str, Any]]]) -> Iterat
         elif isinstance(each, Mapping):
             yield dict(each)
         else:
-            raise UsageError(f"algorithms: {each!r} is no method: give a name, or a method such as Ditto() "
-                             "(with brackets)")
+            raise UsageError(f"algorithms: {each!r} is not a method: give a name, or a method such as "
+                             "Ditto() (with brackets)")
 
 
 def _set_by_user(method: Algorithm) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _set(table: dict[str, Any], field: str, value: Any) -> None:
     if isinstance(value, list):
         table["grid"] = {**table.get("grid", {}), field: value}
         return
-    fields.table_of(table, field)[field.rpartition(".")[2]] = value
+    fields.put(table, field, value)
 
 
 def _value(text: str) -> Any:

@@ -50,7 +50,7 @@ class Figure(NamedTuple):
     column: str  # what of ours it is compared with
 
 
-class Stated(NamedTuple):
+class PaperClaim(NamedTuple):
     """What a paper says of two methods without a figure."""
 
     says: str
@@ -65,7 +65,7 @@ class Paper(NamedTuple):
     source: str
     metric: str
     figures: dict[str, Figure]  # by label
-    claims: tuple[Stated, ...] = ()
+    claims: tuple[PaperClaim, ...] = ()
     repetitions: int = REPETITIONS  # of which the paper's figures are means; ours where it does not say
     needs: str | None = None  # of NEEDS
 
@@ -85,7 +85,7 @@ class Paper(NamedTuple):
                              "[[paper.claims]] say which method it has ahead of which")
         source, metric, figures = table["source"], table["metric"], table.get("figures", {})
         if not isinstance(source, str) or not source.strip():
-            raise UsageError("paper.source must say where the figures stand, such as "
+            raise UsageError("paper.source must say where the figures are printed, such as "
                              f'"Table 1, FMNIST-MCLR", not {source!r}')
         if metric not in metrics:
             raise unknown("paper.metric", metric, metrics)
@@ -93,7 +93,7 @@ class Paper(NamedTuple):
         if not isinstance(percent, bool):
             raise UsageError(f"paper.percent must be true or false, not {percent!r}")
         if percent and not is_share(metric):
-            raise UsageError(f"paper.percent is for shares, and {title(metric)} is none: leave it out")
+            raise UsageError(f"paper.percent is for shares, and {title(metric)} is not one: leave it out")
         if not isinstance(figures, Mapping) or ("figures" in table and not figures):
             raise UsageError("paper.figures must be a section with a figure for each method, such as "
                              f"pfedme = 0.976, not {figures!r}")
@@ -116,7 +116,7 @@ class Paper(NamedTuple):
         """What `dump` wrote."""
         return cls(table["source"], table["metric"],
                    {label: Figure(*figure) for label, figure in table["figures"].items()},
-                   tuple(Stated(*claim) for claim in table.get("claims", ())),
+                   tuple(PaperClaim(*claim) for claim in table.get("claims", ())),
                    table.get("repetitions", REPETITIONS), table.get("needs"))
 
     def dump(self) -> dict[str, Any]:
@@ -129,15 +129,15 @@ def _column(name: Any, where: str) -> str:
     return name
 
 
-def _claims(listed: Any, labels: Collection[str], usual: str) -> tuple[Stated, ...]:
+def _claims(listed: Any, labels: Collection[str], usual: str) -> tuple[PaperClaim, ...]:
     if not isinstance(listed, list) or not all(isinstance(claim, Mapping) for claim in listed):
         raise UsageError("paper.claims must be sections, each [[paper.claims]] with says, better and worse")
     found = []
     for k, claim in enumerate(listed):
         where = f"paper.claims[{k}]"
         for field in claim:
-            if field not in Stated._fields:
-                raise unknown(f"{where} field", field, Stated._fields)
+            if field not in PaperClaim._fields:
+                raise unknown(f"{where} field", field, PaperClaim._fields)
         for field in ("says", "better", "worse"):
             if not isinstance(claim.get(field), str):
                 raise UsageError(f"{where}.{field} is missing, or no text")
@@ -147,7 +147,7 @@ def _claims(listed: Any, labels: Collection[str], usual: str) -> tuple[Stated, .
         if claim["better"] == claim["worse"]:
             raise UsageError(f"{where} has {claim['better']!r} ahead of itself: name two methods")
         column = _column(claim.get("column", usual), f"{where}.column")
-        found.append(Stated(claim["says"], claim["better"], claim["worse"], column))
+        found.append(PaperClaim(claim["says"], claim["better"], claim["worse"], column))
     return tuple(found)
 
 

@@ -188,6 +188,11 @@ def table_of(tables: dict[str, Any], name: str) -> dict[str, Any]:
     return tables
 
 
+def put(tables: dict[str, Any], name: str, value: Any) -> None:
+    """Give a field its value, in the table that holds it."""
+    table_of(tables, name)[name.rpartition(".")[2]] = value
+
+
 def written(text: str) -> Any:
     """A value on a command line: as in TOML, and what is not TOML is text."""
     try:

@@ -62,7 +62,7 @@ def arrays(table: Any, roles: Mapping[str, Any], columns: Iterable[Any] | None
     used = {what: name for what, name in roles.items() if name is not None}
     for name in (*used.values(), *(columns or ())):
         if not isinstance(name, Hashable):
-            raise UsageError(f"{name!r} is no column: name one column for each role")
+            raise UsageError(f"{name!r} is not a column: name one column for each role")
         if name not in found:
             raise unknown("column", name, map(str, found))
     features = [name for name in found if name not in used.values()] if columns is None else columns

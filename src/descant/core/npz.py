@@ -69,7 +69,7 @@ class Archive:
             for start in range(0, len(raw), PART):
                 part = file.read(PART)[: len(raw) - start]
                 raw[start : start + len(part)] = np.frombuffer(part, np.uint8)
-            file.read(1)  # the check sum is looked at when the end is reached
+            file.read(1)  # the checksum is looked at when the end is reached
             found = raw.view(dtype) if len(raw) else np.empty(0, dtype)
             return found.reshape(shape[::-1]).T if by_column else found.reshape(shape)
 

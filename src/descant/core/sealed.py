@@ -1,6 +1,6 @@
-"""Check sums: what was damaged on disk is told, not believed.
+"""Checksums: what was damaged on disk is told, not believed.
 
-They are no signatures: whoever can write a file can write its check sum. Files of versions that wrote none
+They are no signatures: whoever can write a file can write its checksum. Files of versions that wrote none
 are read without.
 """
 
@@ -16,12 +16,12 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-CHECK = "check"  # the entry of a table with the check sum of the others
+CHECK = "check"  # the entry of a table with the checksum of the others
 _ENTRY = "descant"  # of the metadata of tensors
 
 
 class Damaged(ValueError):
-    """A check sum does not fit."""
+    """A checksum does not match."""
 
 
 def text_check(text: str) -> str:
@@ -29,32 +29,32 @@ def text_check(text: str) -> str:
 
 
 def sealed_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table of JSON with its check sum, as the last entry."""
+    """A table of JSON with its checksum, as the last entry."""
     return {**table, CHECK: text_check(json.dumps(table, sort_keys=True))}
 
 
 def unsealed_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table without its check sum, which must fit if it is there."""
+    """The table without its checksum, which must fit if it is there."""
     rest = {name: value for name, value in table.items() if name != CHECK}
     if CHECK in table and table[CHECK] != text_check(json.dumps(rest, sort_keys=True)):
-        raise Damaged("its check sum does not fit")
+        raise Damaged("its checksum does not match")
     return rest
 
 
 def sealed_tensors(tensors: Mapping[str, Tensor], text: str) -> bytes:
-    """A file of tensors with a text, and a check sum over both."""
+    """A file of tensors with a text, and a checksum over both."""
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     # one entry: safetensors writes several in random order
     return save(whole, metadata={_ENTRY: f"{_crc(whole, text):08x} {text}"})
 
 
 def unsealed_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors and the text of a file, which is empty if the file has no check sum."""
+    """The tensors and the text of a file, which is empty if the file has no checksum."""
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
         crc, _, text = (file.metadata() or {}).get(_ENTRY, "").partition(" ")
     if text and crc != f"{_crc(tensors, text):08x}":
-        raise Damaged("its check sum does not fit")
+        raise Damaged("its checksum does not match")
     return tensors, text
 
 

@@ -167,7 +167,8 @@ def _resolved(value: str | os.PathLike[str], directory: Path, where: str) -> str
     try:
         return str((directory / Path(value).expanduser()).resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a null byte, a user who does not exist
-        raise UsageError(f"{where} = {os.fspath(value)!r:.80} is no place on this machine: {error}") from None
+        raise UsageError(f"{where} = {os.fspath(value)!r:.80} is not a path on this machine: {error}"
+                         ) from None
 
 
 def _is_folder(value: Any, directory: Path) -> bool:

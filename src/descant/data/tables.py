@@ -229,8 +229,8 @@ class _ParquetBlock(Block):
         if value is None or value != value:
             return None
         if isinstance(value, float) and math.isinf(value):
-            raise UsageError(f"{self.cell(row, column)}: infinity is no category: correct it, or leave the "
-                             "cell empty if the value is missing")
+            raise UsageError(f"{self.cell(row, column)}: infinity is not a category: correct it, or leave "
+                             "the cell empty if the value is missing")
         if isinstance(value, str):
             return None if value.strip() in self._missing else value.strip()
         if isinstance(value, bool):

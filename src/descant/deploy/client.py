@@ -189,7 +189,7 @@ class Client:
         experiment = received_experiment(tables, self._permit, self._expected)
         clients, unseen = join.fact("clients", int), join.fact("unseen", int)
         if not (1 <= clients <= MAX_CLIENTS and 0 <= unseen <= 1):  # before anything is made for each of them
-            raise Rejected(f"a federation of {clients} clients, {unseen} of them new, is none")
+            raise Rejected(f"a federation cannot have {clients} clients, {unseen} of them new")
         remote = RemoteExperiment(experiment, SampleFormat.parse(facts["kind"]), clients,
                                   join.fact("names", str), unseen, self._masking.agreed(facts.get("secure")))
         if not 0 <= client < remote.clients:

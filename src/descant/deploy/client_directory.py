@@ -125,7 +125,7 @@ class ClientStates:
             return template
         path = self._path(number)
         try:
-            found, text = unsealed_tensors(path)  # of older versions: without a check sum and a text
+            found, text = unsealed_tensors(path)  # of older versions: without a checksum and a text
             if text not in ("", str(number)):
                 raise ValueError(f"it is the state of round {text:.20}")
             _require_form(found, template)

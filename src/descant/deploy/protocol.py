@@ -256,7 +256,7 @@ def read_clients(path: Path) -> tuple[str, SampleFormat, list[ClientInfo]]:
         clients = [ClientInfo(**client) for client in found["members"]]
         if not clients or not all(isinstance(client.name, str) and all(
                 type(rows) is int and 0 <= rows < 2**31 for rows in client[1:]) for client in clients):
-            raise ValueError("its members are no clients")
+            raise ValueError("its members are not clients")
         return found["session"], SampleFormat.parse(found["kind"]), clients
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DescantError(f"{path} is damaged ({error}): restore it from a backup, or start the federation "

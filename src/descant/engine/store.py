@@ -202,7 +202,7 @@ class ClientStore:
         self._unchecked[:] = last_round != 0
 
     def _note(self, clients: np.ndarray, rows: Tree) -> None:
-        """Record the check sums of rows that we wrote."""
+        """Record the checksums of rows that we wrote."""
         if self._directory is not None and len(clients):
             self.check_sums[clients] = _check_sums(rows, range(len(clients)))
             self._unchecked[clients] = False

@@ -34,7 +34,7 @@ from descant.experiment.config import Experiment, read_toml
 if TYPE_CHECKING:
     from descant.experiment.run import Setup
 
-CLIENTS = "clients_csv"  # in a line of metrics.jsonl: the check sum of the round's lines of clients.csv
+CLIENTS = "clients_csv"  # in a line of metrics.jsonl: the checksum of the round's lines of clients.csv
 NEEDED = ("seconds", "grad_steps", "bytes_down", "bytes_up", "participants", "rejected", "loss")  # of a line
 OWN = "[data] and [model] are Python objects: resume with the same call of descant.run and resume=True"
 
@@ -49,7 +49,8 @@ def require_free(out: Path) -> None:
         pass  # it cannot be made, which is told then
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise UsageError(f"{str(out)!r:.60} is no place for a run: {why}; choose another --out") from None
+        raise UsageError(f"{str(out)!r:.60} cannot be the directory of a run: {why}; choose another --out"
+                         ) from None
     if (out / "config.toml").exists():
         raise UsageError(f"{out} already holds a run: continue it with `{resume_command(out)}`, "
                          "or choose another --out")
@@ -127,7 +128,7 @@ def rounds(out: Path) -> int:
 
 
 def append_row(out: Path, row: dict[str, Any], evaluations: list[Evaluation], federation: Federation) -> None:
-    """Add a round's lines. That of metrics.jsonl has a check sum of itself, and of those of clients.csv."""
+    """Add a round's lines. That of metrics.jsonl has a checksum of itself, and of those of clients.csv."""
     if evaluations:
         path = out / "clients.csv"
         header, lines = _client_lines(evaluations, federation)
@@ -168,7 +169,7 @@ def read_metrics(out: Path) -> list[dict[str, Any]]:
 
 
 def _sealed_rows(out: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl with their check sums, which fit. Those of older versions have none."""
+    """The rows of metrics.jsonl with their checksums, which fit. Those of older versions have none."""
     path = out / "metrics.jsonl"
     if not path.exists():
         return []
@@ -178,7 +179,7 @@ def _sealed_rows(out: Path) -> list[dict[str, Any]]:
             if type(row["round"]) is not int or row["round"] != k:
                 raise ValueError("its rounds are not 1, 2, 3, ...")
             if k > 1 and CHECK in rows[k - 2] and CHECK not in row:
-                raise ValueError(f"round {k} has no check sum")
+                raise ValueError(f"round {k} has no checksum")
             unsealed_table(row)
             if missing := [name for name in NEEDED if name not in row]:
                 raise ValueError(f"round {k} has no {missing[0]}")

@@ -25,7 +25,7 @@ PAGE = "docs/results/when.md"
 Verdict: TypeAlias = Literal["gains", "loses", "open", "unknown"]  # of learning together over training alone
 
 
-class Seen(NamedTuple):
+class Cell(NamedTuple):
     """A federation of the study; gains are points of accuracy, with the ends of simultaneous intervals."""
 
     family: str
@@ -44,21 +44,21 @@ class Answer(NamedTuple):
     """What the study says of a federation."""
 
     together: Verdict
-    near: tuple[Seen, ...]
+    near: tuple[Cell, ...]
     words: tuple[str, ...]
 
 
 @functools.cache
-def study() -> tuple[Seen, ...]:
+def study() -> tuple[Cell, ...]:
     """All federations of the study."""
     with resources.files("descant.experiment").joinpath("evidence.csv").open(encoding="utf-8") as file:
-        return tuple(Seen(row["family"], row["level"], float(row["n"]), float(row["transfer"]),
+        return tuple(Cell(row["family"], row["level"], float(row["n"]), float(row["transfer"]),
                           int(row["clients"]), float(row["together"]), row["together_verdict"], row["best"],
                           float(row["over_fine_tuned"]), row["fine_tuned_verdict"])
                      for row in csv.DictReader(file))
 
 
-def answer(n: float, transfer: float | None, clients: int, cells: Sequence[Seen] | None = None) -> Answer:
+def answer(n: float, transfer: float | None, clients: int, cells: Sequence[Cell] | None = None) -> Answer:
     """What was gained in studied federations with about as many rows and about this transfer."""
     cells = study() if cells is None else cells
     if transfer is None:
@@ -82,7 +82,7 @@ def _unknown(why: str) -> Answer:
                                   "method of your choice (`descant compare --tune`).",))
 
 
-def _of_together(near: Sequence[Seen], about: str) -> tuple[Verdict, str]:
+def _of_together(near: Sequence[Cell], about: str) -> tuple[Verdict, str]:
     verdicts = Counter(cell.together_verdict for cell in near)
     gains, losses, of = verdicts["gains"], verdicts["loses"], len(near)
     if (gains and losses) or 2 * max(gains, losses, verdicts["open"]) <= of:
@@ -102,7 +102,7 @@ def _of_together(near: Sequence[Seen], about: str) -> tuple[Verdict, str]:
                     f"{verdicts['open']} of {of} studied federations ({_range(near)}).")
 
 
-def _of_fine_tuning(near: Sequence[Seen]) -> str:
+def _of_fine_tuning(near: Sequence[Cell]) -> str:
     behind = [cell for cell in near if cell.fine_tuned_verdict == "behind"]
     level = len(near) - len(behind)
     if not behind:
@@ -114,7 +114,7 @@ def _of_fine_tuning(near: Sequence[Seen]) -> str:
             f"{_range([cell._replace(together=cell.over_fine_tuned) for cell in behind])} ({ahead}).")
 
 
-def _of_study(near: Sequence[Seen], clients: int) -> str:
+def _of_study(near: Sequence[Cell], clients: int) -> str:
     families = Counter(cell.family for cell in near)
     kinds = ", ".join(f"{family} ({count})" for family, count in families.items())
     fewest, most = min(cell.clients for cell in near), max(cell.clients for cell in near)
@@ -123,7 +123,7 @@ def _of_study(near: Sequence[Seen], clients: int) -> str:
             f"{PAGE} has them all. Yours is another one: a comparison decides.")
 
 
-def _range(cells: Sequence[Seen], sign: int = 1) -> str:
+def _range(cells: Sequence[Cell], sign: int = 1) -> str:
     values = sorted(sign * cell.together for cell in cells)
     low, high = f"{values[0]:.1f}", f"{values[-1]:.1f}"
     return f"{low} points" if low == high else f"{low} to {high} points"

@@ -99,7 +99,7 @@ def lacks(method: type[Algorithm]) -> str | None:
         return f"its name {method.name!r} is that of one of descant's methods: give it another"
     if "__dataclass_fields__" not in vars(method) and any(
             isinstance(value, dataclasses.Field) for value in vars(method).values()):
-        return "it is no dataclass, so that its fields are not read: write @dataclass(frozen=True) above it"
+        return "it is not a dataclass, so its fields are not read: write @dataclass(frozen=True) above it"
     try:
         typing.get_type_hints(method)
     except Exception as error:
@@ -129,7 +129,7 @@ class NotImported(Algorithm):
         table: dict[str, Any] = {key: dict(value) if isinstance(value, Mapping) else value
                                  for key, value in self.table.items()}
         for field, value in values.items():
-            fields.table_of(table, field)[field.rpartition(".")[2]] = value
+            fields.put(table, field, value)
         return NotImported(table, self.called)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:

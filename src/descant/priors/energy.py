@@ -59,7 +59,7 @@ class Energy(ABC):
         return centre
 
 
-class Given(NamedTuple):
+class EnergyPrior(NamedTuple):
     """The prior of a client that was sent gamma: the energy scale R(., gamma)."""
 
     family: Energy
@@ -73,7 +73,7 @@ class Given(NamedTuple):
         gradient: Tensor = grad(self.energy)(theta)
         return gradient
 
-    def scaled(self, factor: Tensor | float) -> Given:
+    def scaled(self, factor: Tensor | float) -> EnergyPrior:
         return self._replace(scale=factor * self.scale)
 
     def prox(self, theta: Tensor, step: float) -> Tensor:
@@ -91,7 +91,7 @@ def server_gradient(family: Energy, gamma: Tree, thetas: Tensor, weights: Tensor
     return grad(objective)(gamma)
 
 
-class Learned(NamedTuple):
+class EnergyState(NamedTuple):
     """The state of an `EnergyBelief`, and what it sends."""
 
     gamma: Tree  # of the energy
@@ -106,31 +106,31 @@ class EnergyBelief(Belief):
     step: float
     weights: Weighting
 
-    def init(self, model: Model, round: Round) -> Learned:
+    def init(self, model: Model, round: Round) -> EnergyState:
         if round.number == 0:
             check(self.energy, model.theta)
-        return Learned(self.energy.init(model.theta, round.generator("prior")), model.stats)
+        return EnergyState(self.energy.init(model.theta, round.generator("prior")), model.stats)
 
-    def send(self, state: Learned, round: Round) -> Message:
+    def send(self, state: EnergyState, round: Round) -> Message:
         return Message(state)
 
-    def newcomer(self, state: Learned, round: Round) -> Message:
+    def newcomer(self, state: EnergyState, round: Round) -> Message:
         return Message(state)
 
-    def prior(self, sent: Message) -> Given:
-        return Given(self.energy, sent.shared.gamma)
+    def prior(self, sent: Message) -> EnergyPrior:
+        return EnergyPrior(self.energy, sent.shared.gamma)
 
     def centre(self, sent: Message) -> Model:
         return self.model(sent.shared)
 
-    def update(self, state: Learned, uploads: Upload, round: Round, learn: bool = True
-               ) -> tuple[Learned, dict[str, Any]]:
+    def update(self, state: EnergyState, uploads: Upload, round: Round, learn: bool = True
+               ) -> tuple[EnergyState, dict[str, Any]]:
         weights = self.weights(uploads, round)
         gradient = server_gradient(self.energy, state.gamma, uploads.model.theta, weights)
         gamma = map_tree(lambda old, g: old - self.step * g, state.gamma, gradient)
-        return Learned(gamma, average(uploads.model, weights).stats), self.weights.report(weights)
+        return EnergyState(gamma, average(uploads.model, weights).stats), self.weights.report(weights)
 
-    def model(self, state: Learned) -> Model:
+    def model(self, state: EnergyState) -> Model:
         return Model(self.energy.centre(state.gamma), state.stats)
 
     def client_weights(self, round: Round) -> Tensor | None:
@@ -166,7 +166,7 @@ def check(family: Energy, theta: Tensor) -> None:
         raise UsageError(f"{who}: R(theta, gamma) gives {found}: it must give a tensor with one number; is "
                          "its .sum() missing?")
     try:
-        in_theta = vmap(Given(family, gamma).grad)(thetas)
+        in_theta = vmap(EnergyPrior(family, gamma).grad)(thetas)
         in_gamma = server_gradient(family, gamma, thetas, torch.full((2,), 0.5))
     except Exception as error:
         raise UsageError(f"{who}: R(theta, gamma) cannot be differentiated ({_first_line(error)}): use torch "

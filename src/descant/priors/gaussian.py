@@ -1,8 +1,8 @@
 """A Gaussian belief and its parts: how the mean follows from the uploads, what a client counts, and what is
 learned of the precision.
 
-What it learns from is a mean over the clients (`Told`), unless weights or precision need to see them one by
-one.
+What it learns from is a mean over the clients (`Contribution`), unless weights or precision need to see them
+one by one.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Spread(NamedTuple):
     shift: Tensor  # [d]
 
 
-class Told(NamedTuple):
+class Contribution(NamedTuple):
     """What a Gaussian belief learns from of ONE client."""
 
     model: Model  # times the pull, if there is one
@@ -208,11 +208,11 @@ class GaussianBelief(Summed):
     def counts(self, sizes: Tensor) -> Tensor:
         return self.weights.counts(sizes)
 
-    def contribution(self, sent: Message, upload: Upload) -> Told:
+    def contribution(self, sent: Message, upload: Upload) -> Contribution:
         model, pull = upload.model, sent.each if self.mean.by_pull else ()
         if isinstance(pull, Tensor):
             model = map_tree(lambda own: pull * own, model)
-        return Told(model, pull, () if self.precision.needs_rows else self._evidence(sent, upload))
+        return Contribution(model, pull, () if self.precision.needs_rows else self._evidence(sent, upload))
 
     def _evidence(self, sent: Message, upload: Upload) -> Tree:
         """ONE: the evidence, or what it follows from when the new mean is known."""
@@ -222,7 +222,8 @@ class GaussianBelief(Summed):
         found = self.precision.evidence(theta.double(), old.double())
         return Spread(found, theta.double() - old.double()) if isinstance(found, Tensor) else ()
 
-    def absorb(self, state: GaussianState, mean: Told, round: Round) -> tuple[GaussianState, dict[str, Any]]:
+    def absorb(self, state: GaussianState, mean: Contribution, round: Round
+               ) -> tuple[GaussianState, dict[str, Any]]:
         weights = self.weights.known(round)
         assert weights is not None  # else it needs rows
         return self._learned(state, self._moved(state, mean, round), mean.evidence, weights, round)
@@ -231,7 +232,8 @@ class GaussianBelief(Summed):
                ) -> tuple[GaussianState, dict[str, Any]]:
         weights = self.weights(uploads, round)
         each = contributions(self.contribution, self.send(state, round), uploads)
-        told: Told = weighted_mean(each, weights if self.weights.needs_rows else self.counts(round.sizes))
+        counts = weights if self.weights.needs_rows else self.counts(round.sizes)
+        told: Contribution = weighted_mean(each, counts)
         mean = self._moved(state, told, round)
         if not learn:
             return state._replace(mean=mean), self.weights.report(weights)
@@ -243,7 +245,7 @@ class GaussianBelief(Summed):
                         else measure(uploads.model.theta, around.theta))
         return self._learned(state, mean, evidence, weights, round)
 
-    def _moved(self, state: GaussianState, told: Told, round: Round) -> Model:
+    def _moved(self, state: GaussianState, told: Contribution, round: Round) -> Model:
         """The new mean."""
         if isinstance(told.pull, Tensor):
             return self.mean(state.mean, map_tree(lambda own: own / told.pull, told.model), told.pull)

@@ -145,7 +145,7 @@ class PerClient(Precision):
         return max(self.lams, default=0.0)
 
 
-class Adapted(NamedTuple):
+class AdaptiveState(NamedTuple):
     """The state of `Adaptive`."""
 
     lam: Tensor  # [population] or []
@@ -190,15 +190,15 @@ class Adaptive(Checked, Precision):
             raise UsageError(f"{self.name}: mu = {self.mu:g} is greater than L = {self.L:g}; no loss is more "
                              "strongly convex than it is smooth")
 
-    def init(self, theta: Tensor, round: Round) -> Adapted:
+    def init(self, theta: Tensor, round: Round) -> AdaptiveState:
         lam = torch.full((round.population,) if self.per_client else (), self.pilot, dtype=theta.dtype)
         nothing = torch.zeros(round.population, dtype=theta.dtype)
-        return Adapted(lam, nothing, nothing.clone(), torch.tensor(0))
+        return AdaptiveState(lam, nothing, nothing.clone(), torch.tensor(0))
 
-    def send(self, state: Adapted, round: Round) -> Message:
+    def send(self, state: AdaptiveState, round: Round) -> Message:
         return Message(each=state.lam[round.cohort]) if self.per_client else Message(shared=state.lam)
 
-    def newcomer(self, state: Adapted) -> Message:
+    def newcomer(self, state: AdaptiveState) -> Message:
         return Message(shared=state.lam.mean())
 
     def upper_bound(self) -> float:
@@ -207,7 +207,8 @@ class Adaptive(Checked, Precision):
     def evidence(self, theta: Tensor, mean: Tensor) -> Tensor:
         return (theta - mean).square().sum()
 
-    def update(self, state: Adapted, evidence: Tensor, round: Round) -> tuple[Adapted, dict[str, Any]]:
+    def update(self, state: AdaptiveState, evidence: Tensor, round: Round
+               ) -> tuple[AdaptiveState, dict[str, Any]]:
         if int(state.heard) >= self.rounds:
             return state, {"lam": state.lam}
         square, size = state.square.clone(), state.size.clone()
@@ -216,7 +217,7 @@ class Adaptive(Checked, Precision):
         state = state._replace(square=square, size=size, heard=state.heard + 1)
         return (state, {"lam": state.lam}) if int(state.heard) < self.rounds else self._chosen(state)
 
-    def _chosen(self, state: Adapted) -> tuple[Adapted, dict[str, Any]]:
+    def _chosen(self, state: AdaptiveState) -> tuple[AdaptiveState, dict[str, Any]]:
         heard = state.size > 0
         square, n = state.square[heard].mean().clamp(min=0), state.size[heard].mean()
         N = float(n) * len(state.size)

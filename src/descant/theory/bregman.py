@@ -58,8 +58,9 @@ def proximal_map(f: Function, mu: Tensor, lam: float, family: Family, *, toleran
         if moved <= tolerance:
             return theta
         a = a if moved < 1e-7 else 2 * a
-    raise DescantError(f"the proximal map did not settle in {steps} steps: the last moved the dual variable "
-                       f"by {float(moved):.1e}; allow more steps, or a larger tolerance than {tolerance:g}")
+    raise DescantError(f"the proximal map did not converge in {steps} steps: the last moved the dual "
+                       f"variable by {float(moved):.1e}; allow more steps, or a larger tolerance than "
+                       f"{tolerance:g}")
 
 
 def envelope(f: Function, mu: Tensor, lam: float, family: Family, *, tolerance: float = 1e-12) -> Tensor:

@@ -92,7 +92,7 @@ def sampling_noise(task: Task, model: Model, batch: Batch, ridge: float = 0.0, s
     and n / n_2 times that, independent of each other."""
     n = len(batch.y)
     if n < 2:
-        raise UsageError("how noisy a model is cannot be told from one row")
+        raise UsageError("the noise of a model cannot be estimated from one row")
     if task.dim <= DENSE:
         values, vectors = torch.linalg.eigh(_hessian(task, model, batch))
         values = values + ridge
@@ -185,8 +185,8 @@ def pilot_clients(federation: Federation, count: int, seed: int = 0) -> np.ndarr
     """A random sample of the clients that have at least two training rows; all, if there are no more."""
     able = np.flatnonzero(federation.train.sizes[: federation.population] >= 2)
     if len(able) < 2:
-        raise UsageError("how much clients differ can be told from two clients with two training rows each, "
-                         f"at least; this federation has {len(able)} such clients")
+        raise UsageError("how much clients differ can be measured with at least two clients that have two "
+                         f"training rows or more; this federation has {len(able)} such clients")
     if len(able) <= count:
         return able
     return np.sort(stream(seed, "pilot").choice(able, count, replace=False))
@@ -196,7 +196,7 @@ def survey(task: Task, federation: Federation, clients: np.ndarray, *, ridge: fl
            told: Callable[[int], None] = lambda done: None) -> Estimates:
     """Estimate all constants from these clients. `told` is called with how many of them are done."""
     if len(clients) < 2:
-        raise UsageError("how much clients differ cannot be told from one client: ask two at least")
+        raise UsageError("how much clients differ cannot be measured with one client: ask at least two")
     models, figures = [], []
     with one_thread():
         for done, client in enumerate(clients.tolist(), 1):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
 
+from descant.core import fields
 from descant.experiment.advise import Advice
 from descant.experiment.catalogue import as_toml
 from descant.experiment.site_privacy import Site
@@ -69,10 +71,9 @@ def recommended(a: Advice) -> list[tuple[str, str, str]]:
 
 def toml(advice: Advice) -> str:
     """The settings as sections of an experiment file."""
-    sections: dict[str, dict[str, object]] = {}
+    sections: dict[str, Any] = {}
     for path, value in advice.settings.items():
-        section, field = path.split(".")
-        sections.setdefault(section, {})[field] = value
+        fields.put(sections, path, value)
     lines = []
     for section, settings in sections.items():
         lines += [f"[{section}]", *(f"{field} = {as_toml(value)}" for field, value in settings.items())]

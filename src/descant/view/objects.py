@@ -163,7 +163,7 @@ class Search:
     def _record(self) -> dict[str, Any]:
         kept = records.read(self.directory)
         if kept is None:
-            raise UsageError(f"{self.directory} holds no search any more: there is no trials.csv")
+            raise UsageError(f"{self.directory} no longer holds a search: trials.csv is missing")
         return kept
 
     def __repr__(self) -> str:

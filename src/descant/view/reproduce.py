@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from descant.comparison.paper import NEEDS
-from descant.comparison.reproduce.carry_out import Reproduced
 from descant.comparison.reproduce.claims import Claim
+from descant.comparison.reproduce.execute import Reproduced
 from descant.comparison.reproduce.items import Item
 from descant.core.frames import pandas
 from descant.core.units import duration, times

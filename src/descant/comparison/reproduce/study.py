@@ -85,7 +85,7 @@ def read_facts(path: Path) -> Facts:
     except (OSError, SyntaxError, ValueError) as error:
         raise UsageError(f"cannot read the study {path}: {error}") from None
     if not isinstance(found.get("SOURCE"), str) or not isinstance(found.get("SEEDS"), int):
-        raise UsageError(f'{path} is no study: it needs SOURCE = "..." and SEEDS = a whole number')
+        raise UsageError(f'{path} is not a study: it needs SOURCE = "..." and SEEDS = a whole number')
     if found["NEEDS"] is not None and found["NEEDS"] not in NEEDS:
         raise unknown(f"{path}: NEEDS", found["NEEDS"], NEEDS)
     return Facts(found["SOURCE"], found["SEEDS"], found["NEEDS"])
@@ -111,7 +111,7 @@ def load(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     for name in (*GIVEN, *CALLED):
         if not hasattr(module, name):
-            raise UsageError(f"{path} is no study: it has no {name}")
+            raise UsageError(f"{path} is not a study: it has no {name}")
     return module
 
 

@@ -84,7 +84,7 @@ def need_classes(samples: Samples, clients: int, name: str, per_client: int
 
 def check_order(smallest: int, largest: int) -> None:
     if smallest > largest:
-        raise UsageError(f"smallest = {smallest} is greater than largest = {largest}: exchange them")
+        raise UsageError(f"smallest = {smallest} is greater than largest = {largest}: swap them")
 
 
 def cut(total: int | np.ndarray, shares: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ class Natural(Partition):
         super().__post_init__()
         if self.max_size is not None and self.max_size < self.min_size:
             raise UsageError(f"max_size = {self.max_size} is less than min_size = {self.min_size}: "
-                             "exchange them")
+                             "swap them")
 
     @property
     def keeps_owners(self) -> bool:

@@ -119,9 +119,9 @@ class Manifest:
         own["input"] = _input(tuple(given["shape"]), given["dtype"], given["tokens"], own["outputs"])
         for name in (own["dtype"], own["input"].dtype):
             if not is_dtype(name) or name == "real":
-                raise ValueError(f"{name!r:.40} is no type of numbers")
+                raise ValueError(f"{name!r:.40} is not a type of numbers")
         if not getattr(torch, own["dtype"]).is_floating_point:
-            raise ValueError(f"a model of {own['dtype']} is none")
+            raise ValueError(f"a model cannot be of {own['dtype']}")
         own["classes"] = None if own["classes"] is None else tuple(map(str, own["classes"]))
         own["notes"] = tuple(map(str, own["notes"]))
         own["schema"] = None if own["schema"] is None else Schema.from_json(json.dumps(own["schema"]))

@@ -38,7 +38,7 @@ class Agreement(NamedTuple):
         if not isinstance(found, list) or len(found) != len(cls._fields) or type(found[0]) is not int or any(
                 each is not None and (type(each) not in (int, float) or not 0 < each < math.inf)
                 for each in found):
-            raise Rejected(f"{found!r:.80} is no agreement on secure aggregation")
+            raise Rejected(f"{found!r:.80} does not describe secure aggregation")
         if None in found[:2] or found[0] < LEAST:
             raise Rejected(f"secure aggregation with a threshold of {found[0]}")
         return cls(*found)

@@ -43,7 +43,7 @@ def unpacked(data: bytes) -> PublicKey:
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(CURVE, data)
     except ValueError:
-        raise Rejected("a key that is no point of the curve") from None
+        raise Rejected("a key that is not a point of the curve") from None
 
 
 def scalar(key: PrivateKey) -> bytes:

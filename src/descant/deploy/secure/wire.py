@@ -25,7 +25,7 @@ def text(data: bytes) -> str:
 
 def data(found: Any) -> bytes:
     if not isinstance(found, str) or len(found) > LONGEST:
-        raise Rejected("a part of secure aggregation that is no text")
+        raise Rejected("a part of secure aggregation that is not text")
     try:
         return base64.b64decode(found, validate=True)
     except (binascii.Error, ValueError):
@@ -35,7 +35,7 @@ def data(found: Any) -> bytes:
 def by_client(found: Any, read: Callable[[Any], T]) -> dict[int, T]:
     """A table by the numbers of clients, which JSON has as texts."""
     if not isinstance(found, dict) or not all(key.isdecimal() and len(key) < 10 for key in found):
-        raise Rejected("a part of secure aggregation that is no table by client")
+        raise Rejected("a part of secure aggregation that is not a table by client")
     return {int(key): read(value) for key, value in found.items()}
 
 
@@ -45,13 +45,13 @@ def texts(table: Mapping[int, bytes]) -> dict[str, str]:
 
 def clients(found: Any) -> list[int]:
     if not isinstance(found, list) or not all(type(client) is int for client in found):
-        raise Rejected("a part of secure aggregation that is no list of clients")
+        raise Rejected("a part of secure aggregation that is not a list of clients")
     return found
 
 
 def _parts(found: Any, count: int) -> list[bytes]:
     if not isinstance(found, list) or len(found) != count:
-        raise Rejected(f"a part of secure aggregation that is no list of {count}")
+        raise Rejected(f"a part of secure aggregation that is not a list of {count}")
     return [data(each) for each in found]
 
 

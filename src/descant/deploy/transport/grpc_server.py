@@ -230,7 +230,7 @@ class GrpcServer(contextlib.AbstractContextManager["GrpcServer"]):
         """One reply to what was asked. Of a late one, nothing is kept."""
         number, length = announced(frame)
         if (most := link.asked.pop(number, None)) is None:
-            raise Rejected("a message that is no reply")
+            raise Rejected("a message that is not a reply")
         reply = Arriving(frame, most)
         rate, grace = SLOWEST
         async with asyncio.timeout(grace + length / rate):

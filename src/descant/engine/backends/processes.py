@@ -48,7 +48,7 @@ class Slot(NamedTuple):
     total: Tensor  # uint8
 
 
-class Order(NamedTuple):
+class WorkerRequest(NamedTuple):
     """What a worker is to do."""
 
     job: Job
@@ -58,7 +58,7 @@ class Order(NamedTuple):
     is_first: bool  # of a round: what was added up before is forgotten
 
 
-TOTAL = "total"  # the order to hand over what was added up
+TOTAL = "total"  # the request to hand over what was added up
 
 
 class Templates(NamedTuple):
@@ -134,8 +134,8 @@ class Processes(Backend):
                 if is_first:  # once, however large it is
                     told[worker] = _pack(inputs, message.shared)
                 _pack(inputs[told[worker] :], (take(message.each, part), take(states, part)))
-                self._send(worker, Order(job, clients[part], number,
-                                         None if adding is None else adding.of(part), is_first))
+                self._send(worker, WorkerRequest(job, clients[part], number,
+                                                 None if adding is None else adding.of(part), is_first))
                 busy[self._pipes[worker]] = (worker, start)
             for pipe in wait(list(busy)):
                 worker, start = busy.pop(pipe)  # type: ignore[call-overload]
@@ -153,9 +153,9 @@ class Processes(Backend):
                 total = _unpack_total(self._slots[worker].total, self._receive(worker))
                 yield len(clients), Outcome(np.zeros(0, np.int64), (), {}, 0, total=total)
 
-    def _send(self, worker: int, order: Order | str) -> None:
+    def _send(self, worker: int, request: WorkerRequest | str) -> None:
         try:
-            self._pipes[worker].send(order)
+            self._pipes[worker].send(request)
         except OSError:
             raise self._death(worker) from None
 
@@ -217,21 +217,21 @@ def _serve(work: Work, templates: Templates, slot: Slot, pipe: Connection) -> No
         if pipe not in ready:
             return
         try:
-            order = pipe.recv()
+            request = pipe.recv()
         except EOFError:
             return
-        if order is None:
+        if request is None:
             return
-        if order == TOTAL:
+        if request == TOTAL:
             pipe.send(_pack_total(slot.total, adder.total))
             continue
-        if order.is_first:
+        if request.is_first:
             adder = Adder(work)
-        pipe.send(_answer(adder, templates, slot, order))
+        pipe.send(_answer(adder, templates, slot, request))
 
 
-def _answer(adder: Adder, templates: Templates, slot: Slot, order: Order) -> Any:
-    job, clients, number, adding, _ = order
+def _answer(adder: Adder, templates: Templates, slot: Slot, request: WorkerRequest) -> Any:
+    job, clients, number, adding, _ = request
     sent = templates.messages[job]
     form = (Message(sent.shared, _rows(sent.each, len(clients))), _rows(templates.state, len(clients)))
     try:

@@ -304,8 +304,8 @@ class OnRay(Backend):
         chunk.losses += 1
         if chunk.losses == LIVES:
             raise DescantError(f"{LIVES} workers were lost over the same chunk of clients (the last was "
-                               f"{_cause(error)}); all rounds that were committed are safe. If they need "
-                               "more memory than there is, a new run with a smaller train.chunk needs less")
+                               f"{_cause(error)}); all committed rounds are saved. If the workers ran out "
+                               "of memory, start a new run with a smaller train.chunk")
 
     def _give_up(self, worker: Worker, error: RayError) -> None:
         """Give up a worker that has ended or cannot be reached; raise any other error."""
@@ -363,7 +363,7 @@ def _failures_told() -> Iterator[None]:
     except (ObjectStoreFullError, OutOfDiskError) as error:
         raise DescantError("Ray's object store is full, and so is the disk that it falls back to: make room "
                            "in Ray's directory (/tmp/ray), or start Ray with a larger --object-store-memory; "
-                           "all rounds that were committed are safe") from error
+                           "all committed rounds are saved") from error
     except RayError as error:
         if module := _missing(error):
             raise DescantError(

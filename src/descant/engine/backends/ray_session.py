@@ -29,7 +29,7 @@ from descant.errors import DescantError, UsageError
 ANSWER = 5.0  # seconds that an address may take to answer
 BETWEEN = 5.0  # seconds between checks of a cluster
 LOST = 30.0  # seconds without an answer until we give up; after 60, Ray ends this process
-SAFE = "all rounds that were committed are safe: resume the run when the cluster is back"
+SAFE = "all committed rounds are saved: resume the run when the cluster is back"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0",  # report nothing
           "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # silences a warning of some versions
 
@@ -76,7 +76,7 @@ class Session:
         deadline = time.monotonic() + LOST
         while not _answers(host, int(port)):
             if time.monotonic() > deadline:
-                raise DescantError(f"the Ray cluster at {host}:{port} does not answer any more; {SAFE}")
+                raise DescantError(f"the Ray cluster at {host}:{port} no longer answers; {SAFE}")
             time.sleep(1)
         self._checked = time.monotonic()
 

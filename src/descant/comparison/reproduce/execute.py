@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from descant.comparison import results
-from descant.comparison.conduct import Asked, Shown, conduct, require_no_failures
+from descant.comparison.conduct import CompareOptions, Shown, conduct, require_no_failures
 from descant.comparison.make import source_commit
 from descant.comparison.plan import Budget, Plan
 from descant.comparison.reproduce import baselines, claims, pages, study
@@ -24,7 +24,7 @@ from descant.experiment.config import read_toml
 KEPT = ("results.csv", "orderings.csv")  # of a comparison
 
 
-Wish: TypeAlias = Literal["both", "rounds", "steps"]
+BudgetChoice: TypeAlias = Literal["both", "rounds", "steps"]
 
 
 class Reproduced(NamedTuple):
@@ -47,20 +47,20 @@ class Reproduced(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class ReproduceOptions:
     """How to reproduce."""
 
     out: Path  # for the runs, PAPER/ITEM in it
     jobs: int = 1
     repetitions: int | None = None  # fewer than the item's, for a first look
-    budget: Wish = "both"  # equal rounds, as in the papers, then equal gradient steps; or one of them
+    budget: BudgetChoice = "both"  # equal rounds, as in the papers, then equal gradient steps; or one of them
 
     def __post_init__(self) -> None:
         for name, value in (("jobs", self.jobs), ("repetitions", self.repetitions)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name} must be a whole number from 1, not {value!r}")
-        if self.budget not in get_args(Wish):
-            raise unknown("budget", self.budget, get_args(Wish))
+        if self.budget not in get_args(BudgetChoice):
+            raise unknown("budget", self.budget, get_args(BudgetChoice))
 
     def budgets(self, item: Item) -> list[Budget]:
         """Those of an item. A study has the paper's alone."""
@@ -72,15 +72,15 @@ class Wanted:
         return [self.budget]
 
 
-def reproduce(item: Item, wanted: Wanted, shown: Shown, draw: Callable[[Plan], None]
+def reproduce(item: Item, wanted: ReproduceOptions, shown: Shown, draw: Callable[[Plan], None]
               ) -> Iterator[Reproduced]:
     """Make what is missing of an item with each budget, and write what is kept of it."""
     for budget in wanted.budgets(item):
         yield _reproduced(item, wanted, budget, shown, draw)
 
 
-def _reproduced(item: Item, wanted: Wanted, budget: Budget, shown: Shown, draw: Callable[[Plan], None]
-                ) -> Reproduced:
+def _reproduced(item: Item, wanted: ReproduceOptions, budget: Budget, shown: Shown,
+                draw: Callable[[Plan], None]) -> Reproduced:
     about = item.about()
     repetitions = wanted.repetitions or about.repetitions
     matched = budget != "rounds"
@@ -91,8 +91,8 @@ def _reproduced(item: Item, wanted: Wanted, budget: Budget, shown: Shown, draw: 
     if item.is_study:
         found, facts = _studied(item, out, repetitions, wanted.jobs, shown, kept)
     else:
-        asked = Asked(None, list(range(repetitions)), False, None, wanted.jobs, budget, 0, None, None,
-                      True, command, others=place)
+        asked = CompareOptions(None, list(range(repetitions)), False, None, wanted.jobs, budget, 0, None,
+                               None, True, command, others=place)
         plan, failed = conduct(read_toml(item.path), out, asked, ran(), shown, draw)
         require_no_failures(failed)
         found, facts = compared(results.read(plan), kept)
