@@ -7,7 +7,9 @@ all layers, its slopes are scaled, and the sum is the product that a plain gradi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -23,17 +25,48 @@ from descant.core.privacy.settings import Mechanism
 STREAM = 2**21  # the sub-streams of a batch's key for noise: Dropout draws from the first ones
 
 
+class Noise(ABC):
+    """The noise on the gradients of some clients. Which numbers it has is settled when it is made."""
+
+    @abstractmethod
+    def add(self, into: Tensor, start: int, factor: float) -> None:
+        """into <- into + factor * noise, of a parameter [clients, ...] that begins there in the vector."""
+
+
+class StreamNoise(Noise):
+    """Of a simulation: it follows from the clients' keys, and is drawn when it is added, while it is in the
+    cache. So what nobody adds is not drawn."""
+
+    def __init__(self, deviation: Tensor, keys: Tensor) -> None:
+        self._deviation, self._keys = deviation, keys
+
+    def add(self, into: Tensor, start: int, factor: float) -> None:
+        random.add_coarse_normal_(into.view(len(into), -1), self._keys, self._deviation * factor, start)
+
+
+class SecretNoise(Noise):
+    """Of a real federation: of the operating system. It is drawn once, however often it is added."""
+
+    def __init__(self, deviation: Tensor, count: int) -> None:
+        drawn = torch.from_numpy(secret_normals(len(deviation) * count)).to(deviation.dtype)
+        self._noise = drawn.view(len(deviation), count).mul_(deviation[:, None])
+
+    def add(self, into: Tensor, start: int, factor: float) -> None:
+        rows = into.view(len(into), -1)
+        rows.add_(self._noise[:, start : start + rows.shape[1]], alpha=factor)
+
+
 class PrivateTerm(NamedTuple):
     """The gradient of one parameter, before it is formed, and its noise."""
 
     term: Term
-    normal: Tensor  # [clients, ...]
-    deviation: Tensor  # [clients, 1]
+    noise: Noise
+    start: int  # where the parameter begins in the vector
 
     def add(self, into: Tensor, keep: float, factor: float) -> None:
-        """into <- keep * into + factor * (gradient + deviation * normal)."""
+        """into <- keep * into + factor * (gradient + noise)."""
         self.term.add(into, keep, factor)
-        into.addcmul_(self.normal, self.deviation.view(-1, *[1] * (into.dim() - 1)), value=factor)
+        self.noise.add(into, self.start, factor)
 
 
 class PrivateGradients(ChunkGradients):
@@ -73,9 +106,10 @@ class PrivateGradients(ChunkGradients):
         for term in terms:
             if term.which == 0:  # the slopes of a layer's weight are those of its bias
                 term.terms[0].mul_(factor.unsqueeze(-1))
-        normals, deviation = drawn(self._mechanism, each, sum(t[0].numel() for t in parameters), key)
-        found: list[Term] = [PrivateTerm(term, normal, deviation)  # type: ignore[misc]
-                             for term, normal in zip(terms, self.parameters(normals), strict=True)]
+        *starts, count = accumulate((t[0].numel() for t in parameters), initial=0)
+        noise = noise_of(self._mechanism, each, count, key)
+        found: list[Term] = [PrivateTerm(term, noise, start)  # type: ignore[misc]
+                             for term, start in zip(terms, starts, strict=True)]
         return Slopes(losses * share[:, None], found, 1, None)
 
     def _squares(self, terms: list[Term]) -> Tensor:
@@ -84,13 +118,21 @@ class PrivateGradients(ChunkGradients):
         for term in terms:
             if term.which == 0:
                 slope, rows = term.terms
-                reach = torch.linalg.vector_norm(rows, dim=-1).square_()
+                reach = squares(rows)
                 if len(term.layer.owns) == 2:
                     reach = reach + 1  # the bias: its input is 1
-                part = slope.square().sum(-1) * reach
+                part = squares(slope) * reach
                 total = part if total is None else total + part
         assert total is not None
         return total
+
+
+def squares(rows: Tensor) -> Tensor:
+    """The squared norms of rows [clients, B, n]. torch has them at once for rows that lie in memory one after
+    the other; where columns do, as slopes and hidden values, that takes ten times as long."""
+    if rows.stride(-1) == 1:
+        return torch.linalg.vector_norm(rows, dim=-1).square_()
+    return rows.square().sum(-1)
 
 
 def shares(x: Tensor, weight: Tensor | None, counts: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -113,20 +155,15 @@ def clipped(norms: Tensor, weight: Tensor | None, mechanism: Mechanism) -> Tenso
     return factor
 
 
-def drawn(mechanism: Mechanism, share: Tensor, count: int, key: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The noise on the clients' means: standard normal numbers [clients, count], and their deviation
-    [clients, 1]."""
+def noise_of(mechanism: Mechanism, share: Tensor, count: int, key: Tensor | None) -> Noise:
+    """The noise on the clients' means, of `count` numbers each."""
     assert isinstance(mechanism.clip, float)
-    deviation = (mechanism.noise * mechanism.clip * share)[:, None]
+    deviation = mechanism.noise * mechanism.clip * share
     if mechanism.secret:
-        whole = torch.from_numpy(secret_normals(len(share) * count)).to(share.dtype)
-        return whole.view(len(share), count), deviation
+        return SecretNoise(deviation, count)
     assert key is not None  # of the batch: in every call another number follows from it
     opened = meter.current()
-    number = 0 if opened is None else opened.next_noise()
-    normals = share.new_empty(len(share), count)
-    random.draw_coarse_normal_(normals, random.fold(key, STREAM + number))
-    return normals, deviation
+    return StreamNoise(deviation, random.fold(key, STREAM + (0 if opened is None else opened.next_noise())))
 
 
 def forms_no_rows(chain: Chain, sample_axes: int) -> bool:

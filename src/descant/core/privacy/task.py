@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 
 from descant.core import meter
 from descant.core.kernels.lift import over_clients
-from descant.core.privacy.gradients import PrivateGradients, clipped, drawn, forms_no_rows, shares
+from descant.core.privacy.gradients import PrivateGradients, clipped, forms_no_rows, noise_of, shares
 from descant.core.privacy.settings import Mechanism
 from descant.core.task import Batch, Gradient, Pull, Task
 from descant.core.vector import Model
@@ -76,8 +76,9 @@ class PrivateTask(Task):
             loss, total = self._summed(theta[k], x[k], y[k], *one)
             losses.append(share[k] * loss)
             sums.append(share[k] * total)
-        normals, deviation = drawn(self._mechanism, share, theta.shape[1], key)
-        return torch.stack(losses), torch.addcmul(torch.stack(sums), normals, deviation)
+        found = torch.stack(sums)
+        noise_of(self._mechanism, share, theta.shape[1], key).add(found, 0, 1.0)
+        return torch.stack(losses), found
 
     def _summed(self, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor | None
                 ) -> tuple[Tensor, Tensor]:
