@@ -154,7 +154,7 @@ def generators_used() -> Iterator[set[str]]:
             python_random.setstate(of_python)
 
 
-DRAWN = 2**15  # numbers of 64 bits that are made together: with the table they stay in the cache
+DRAWN = 2**16  # numbers of 64 bits that are made together: fewer have more calls, more are out of the cache
 
 
 # -- tensors ---------------------------------------------------------------------------------------------
@@ -198,36 +198,36 @@ def coarse_normal(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     return table.index_select(0, places.flatten()).view(*bits.shape[:-1], -1)[..., :count]
 
 
-def draw_coarse_normal_(rows: Tensor, keys: Tensor) -> None:
-    """The same numbers, in place: a row [count] for each key."""
+def draw_coarse_normal_(rows: Tensor, keys: Tensor, start: int = 0) -> None:
+    """The same numbers, in place: of each key a row of the [count] that follow the first `start`."""
     if rows.device.type != "cpu":
-        rows.copy_(coarse_normal(keys, rows.shape[1], rows.dtype))
+        rows.copy_(coarse_normal(keys, start + rows.shape[1], rows.dtype)[:, start:])
         return
     table, into = _quantiles(rows.dtype).numpy(), rows.numpy()
-    for some, here, places in _places(keys, 0, rows.shape[1]):
+    for some, here, places in _places(keys, start, rows.shape[1]):
         table.take(places, out=into[some, here], mode="clip")  # "raise" would copy; all are in the table
 
 
 def add_coarse_normal_(rows: Tensor, keys: Tensor, scale: Tensor, start: int = 0) -> None:
-    """rows <- rows + scale * numbers, of each key the [count] that follow the first `start`, in place; `scale`
-    has a number for each row. They are added while they are in the cache."""
+    """rows <- rows + scale * numbers, in place; `scale` has a number for each row. Numbers are added while they
+    are in the cache."""
     if rows.device.type != "cpu":
         rows += coarse_normal(keys, start + rows.shape[1], rows.dtype)[:, start:] * scale[:, None]
         return
     table, into, factor = _quantiles(rows.dtype).numpy(), rows.numpy(), scale.to(rows.dtype).numpy()[:, None]
     made = table[:0]
     for some, here, places in _places(keys, start, rows.shape[1]):
-        if made.shape != places.shape:
-            made = np.empty(places.shape, table.dtype)
-        table.take(places, out=made, mode="clip")
-        np.multiply(made, factor[some], made)
-        target = into[some, here]
-        np.add(target, made, target)
+        if len(made) < places.size:  # the first are the most
+            made = np.empty(places.size, table.dtype)
+        normals, target = made[: places.size].reshape(places.shape), into[some, here]
+        table.take(places, out=normals, mode="clip")
+        np.multiply(normals, factor[some], normals)
+        np.add(target, normals, target)
 
 
 def _places(keys: Tensor, start: int, count: int) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """Where in the table the numbers of each key are that follow the first `start`, some at a time: which keys,
-    which of the `count`, and the places [keys, numbers], which lie where the next ones will.
+    """Where in the table the numbers of each key are that follow the first `start`, some at a time: which
+    keys, which of the `count`, and the places [keys, numbers], which lie where the next ones will.
 
     numpy does it, which has what torch has not: unsigned numbers, and indices of 16 bits.
     """

@@ -7,9 +7,9 @@ all layers, its slopes are scaled, and the sum is the product that a plain gradi
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import accumulate, groupby
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -23,37 +23,42 @@ from descant.core.privacy.noise import secret_normals
 from descant.core.privacy.settings import Mechanism
 
 STREAM = 2**21  # the sub-streams of a batch's key for noise: Dropout draws from the first ones
+LARGE = 2**14  # numbers of a parameter: all clients' noise on it would not stay in the cache
 
 
-class Noise(ABC):
-    """The noise on the gradients of some clients. Which numbers it has is settled when it is made."""
+class Noise:
+    """The noise on the gradients of some clients: of each parameter, its numbers [clients, n]."""
 
-    @abstractmethod
-    def add(self, into: Tensor, start: int, factor: float) -> None:
-        """into <- into + factor * noise, of a parameter [clients, ...] that begins there in the vector."""
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._parts = parts
+
+    def add(self, into: Tensor, which: int, factor: float) -> None:
+        """into <- into + factor * noise, of a parameter [clients, ...]."""
+        into.view(len(into), -1).add_(self._parts[which], alpha=factor)
 
 
 class StreamNoise(Noise):
-    """Of a simulation: it follows from the clients' keys, and is drawn when it is added, while it is in the
-    cache. So what nobody adds is not drawn."""
+    """Of a simulation: it follows from the clients' keys. That of a large parameter is drawn when it is
+    added, while it is in the cache; the others' are drawn together."""
 
-    def __init__(self, deviation: Tensor, keys: Tensor) -> None:
+    def __init__(self, deviation: Tensor, keys: Tensor, sizes: Sequence[int]) -> None:
         self._deviation, self._keys = deviation, keys
+        self._starts, made = [*accumulate(sizes, initial=0)], []
+        for is_large, run in groupby(range(len(sizes)), lambda k: sizes[k] >= LARGE):
+            some = [*run]
+            drawn = deviation.new_empty(len(deviation), 0 if is_large else sum(sizes[k] for k in some))
+            if not is_large:
+                random.draw_coarse_normal_(drawn, keys, self._starts[some[0]])
+                drawn.mul_(deviation[:, None])
+            made += drawn.split([0 if is_large else sizes[k] for k in some], 1)
+        super().__init__(made)
 
-    def add(self, into: Tensor, start: int, factor: float) -> None:
-        random.add_coarse_normal_(into.view(len(into), -1), self._keys, self._deviation * factor, start)
-
-
-class SecretNoise(Noise):
-    """Of a real federation: of the operating system. It is drawn once, however often it is added."""
-
-    def __init__(self, deviation: Tensor, count: int) -> None:
-        drawn = torch.from_numpy(secret_normals(len(deviation) * count)).to(deviation.dtype)
-        self._noise = drawn.view(len(deviation), count).mul_(deviation[:, None])
-
-    def add(self, into: Tensor, start: int, factor: float) -> None:
-        rows = into.view(len(into), -1)
-        rows.add_(self._noise[:, start : start + rows.shape[1]], alpha=factor)
+    def add(self, into: Tensor, which: int, factor: float) -> None:
+        if self._parts[which].shape[1]:
+            super().add(into, which, factor)
+        else:
+            random.add_coarse_normal_(into.view(len(into), -1), self._keys, self._deviation * factor,
+                                      self._starts[which])
 
 
 class PrivateTerm(NamedTuple):
@@ -61,12 +66,12 @@ class PrivateTerm(NamedTuple):
 
     term: Term
     noise: Noise
-    start: int  # where the parameter begins in the vector
+    which: int  # of the parameters
 
     def add(self, into: Tensor, keep: float, factor: float) -> None:
         """into <- keep * into + factor * (gradient + noise)."""
         self.term.add(into, keep, factor)
-        self.noise.add(into, self.start, factor)
+        self.noise.add(into, self.which, factor)
 
 
 class PrivateGradients(ChunkGradients):
@@ -90,26 +95,21 @@ class PrivateGradients(ChunkGradients):
                scale: Tensor | None = None, pull: Callable[[Tensor], Tensor] | None = None) -> Slopes:
         assert pull is None and stats is None  # refused before
         share = shares(x, weight, counts, parameters[0].dtype)
-
-        def loss(outputs: Tensor) -> tuple[Tensor, Tensor]:
-            losses, slopes = self._loss(outputs, y)
-            if weight is None:
-                return losses, slopes
-            real = weight.to(losses.dtype)
-            return losses * real, slopes.mul_(real.view(*real.shape, *[1] * (slopes.dim() - 2)))
-
-        with self._context.of_pass(weight, key, {}) as context:
-            losses, terms = self.chain.slopes(parameters, x, context, loss)
+        with self._context.of_pass(weight, key, {}) if self._reads_context else nullcontext(
+                self._context) as context:
+            losses, terms = self.chain.slopes(parameters, x, context, lambda outputs: self._loss(outputs, y))
         factor = clipped(self._squares(terms).sqrt_(), weight, self._mechanism)
         each = share if scale is None else share * scale
         factor.mul_(each[:, None])
+        if weight is not None:  # what only fills up adds nothing
+            factor.mul_(weight)
+            losses = losses * weight
         for term in terms:
             if term.which == 0:  # the slopes of a layer's weight are those of its bias
                 term.terms[0].mul_(factor.unsqueeze(-1))
-        *starts, count = accumulate((t[0].numel() for t in parameters), initial=0)
-        noise = noise_of(self._mechanism, each, count, key)
-        found: list[Term] = [PrivateTerm(term, noise, start)  # type: ignore[misc]
-                             for term, start in zip(terms, starts, strict=True)]
+        noise = noise_of(self._mechanism, each, self.chain.sizes, key)
+        found: list[Term] = [PrivateTerm(term, noise, k)  # type: ignore[misc]
+                             for k, term in enumerate(terms)]
         return Slopes(losses * share[:, None], found, 1, None)
 
     def _squares(self, terms: list[Term]) -> Tensor:
@@ -130,9 +130,9 @@ class PrivateGradients(ChunkGradients):
 def squares(rows: Tensor) -> Tensor:
     """The squared norms of rows [clients, B, n]. torch has them at once for rows that lie in memory one after
     the other; where columns do, as slopes and hidden values, that takes ten times as long."""
-    if rows.stride(-1) == 1:
-        return torch.linalg.vector_norm(rows, dim=-1).square_()
-    return rows.square().sum(-1)
+    lie_as_rows = rows.stride(-1) == 1
+    found: Tensor = torch.linalg.vector_norm(rows, dim=-1).square_() if lie_as_rows else rows.square().sum(-1)
+    return found
 
 
 def shares(x: Tensor, weight: Tensor | None, counts: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -150,20 +150,22 @@ def clipped(norms: Tensor, weight: Tensor | None, mechanism: Mechanism) -> Tenso
     factor: Tensor = mechanism.clip / norms.clamp(min=mechanism.clip)
     if (opened := meter.current()) is not None:
         short = factor < 1
-        opened.shortened += int((short if weight is None else short & weight).sum())
-        opened.rows += short.numel() if weight is None else int(weight.sum())
+        opened.shortened += int(torch.count_nonzero(short if weight is None else short & weight))
+        opened.rows += short.numel() if weight is None else int(torch.count_nonzero(weight))
     return factor
 
 
-def noise_of(mechanism: Mechanism, share: Tensor, count: int, key: Tensor | None) -> Noise:
-    """The noise on the clients' means, of `count` numbers each."""
+def noise_of(mechanism: Mechanism, share: Tensor, sizes: Sequence[int], key: Tensor | None) -> Noise:
+    """The noise on the clients' means, of parameters of these sizes."""
     assert isinstance(mechanism.clip, float)
     deviation = mechanism.noise * mechanism.clip * share
     if mechanism.secret:
-        return SecretNoise(deviation, count)
+        whole = torch.from_numpy(secret_normals(len(share) * sum(sizes))).to(share.dtype)
+        return Noise((whole.view(len(share), -1) * deviation[:, None]).split([*sizes], 1))
     assert key is not None  # of the batch: in every call another number follows from it
     opened = meter.current()
-    return StreamNoise(deviation, random.fold(key, STREAM + (0 if opened is None else opened.next_noise())))
+    number = 0 if opened is None else opened.next_noise()
+    return StreamNoise(deviation, random.fold(key, STREAM + number), sizes)
 
 
 def forms_no_rows(chain: Chain, sample_axes: int) -> bool:
