@@ -209,8 +209,7 @@ def draw_coarse_normal_(rows: Tensor, keys: Tensor, start: int = 0) -> None:
 
 
 def add_coarse_normal_(rows: Tensor, keys: Tensor, scale: Tensor, start: int = 0) -> None:
-    """rows <- rows + scale * numbers, in place; `scale` has a number for each row. Numbers are added while they
-    are in the cache."""
+    """rows <- rows + scale * numbers, in place, while they are in the cache; `scale` has one for each row."""
     if rows.device.type != "cpu":
         rows += coarse_normal(keys, start + rows.shape[1], rows.dtype)[:, start:] * scale[:, None]
         return
