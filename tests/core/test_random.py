@@ -35,6 +35,13 @@ def test_quantiles_tails_and_independence() -> None:
     assert float(off.abs().max()) < 5.5 / np.sqrt(39_755)
 
 
+def test_the_key_of_a_sub_stream_is_the_same_by_numpy() -> None:
+    for number in (0, 1, 2**21, 2**40 + 3):
+        assert torch.equal(random.fold_rows(KEYS, number), random.fold(KEYS, number))
+        two = torch.stack([KEYS, KEYS + 1], 1)
+        assert torch.equal(random.fold_rows(two[:, 1], number), random.fold(KEYS + 1, number))
+
+
 @pytest.mark.parametrize("drawn", [1, 2, 5, 2**16])
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 64), (1, 6), (3, 9), (6, 21), (40, 7)])
 def test_a_part_of_the_numbers_is_that_part_in_whatever_pieces(

@@ -168,6 +168,15 @@ def fold(key: Tensor, number: int | Tensor) -> Tensor:
     return _mix(key + offset)
 
 
+def fold_rows(keys: Tensor, number: int) -> Tensor:
+    """As `fold`, of keys [n] that are under no transform: of few, numpy has it at a fifth of the cost."""
+    if keys.device.type != "cpu":
+        return fold(keys, number)
+    bits = keys.numpy().view("<u8") + _number(_GOLDEN * (number + 1) % 2**64)
+    _mix_rows(bits, np.empty_like(bits))
+    return torch.from_numpy(bits.view("<i8"))
+
+
 def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Uniform numbers in [0, 1) that are a pure function of `key` (one int64, or several: a row for each).
 
@@ -243,14 +252,19 @@ def _places(keys: Tensor, start: int, count: int) -> Iterator[tuple[slice, slice
             some = slice(k, min(k + at_once, len(own)))
             bits, other = (each[: some.stop - k, : len(counted)] for each in (mixed, spare))
             np.add(own[some], counted, bits)
-            for shift, factor in _ROUNDS:
-                np.bitwise_xor(bits, np.right_shift(bits, shift, other), bits)
-                if factor is not None:
-                    np.multiply(bits, factor, bits)
+            _mix_rows(bits, other)
             parts = bits.view("<u2")[:, here.start - begin : here.stop - begin]
             places = found[: parts.size].reshape(parts.shape)
             places[:] = parts
             yield some, here, places
+
+
+def _mix_rows(bits: np.ndarray, other: np.ndarray) -> None:
+    """`_mix`, in place; `other` is room for as many."""
+    for shift, factor in _ROUNDS:
+        np.bitwise_xor(bits, np.right_shift(bits, shift, other), bits)
+        if factor is not None:
+            np.multiply(bits, factor, bits)
 
 
 def _number(value: int) -> np.ndarray:

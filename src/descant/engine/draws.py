@@ -37,8 +37,8 @@ def toss(coins: Coins, own: tuple[int, str, int, int], shares: list[np.ndarray],
         size = (len(range(k, count, len(shares))), len(share))
         heads = (secret_uniform(size[0] * size[1]).reshape(size) if coins == "secret"
                  else stream.random(size)) < expected / len(share)
-        turns, up = heads.nonzero()
-        lengths[k :: len(shares)] = np.bincount(turns, minlength=size[0])
+        turns, up = np.divmod(np.flatnonzero(heads), len(share))  # faster than of both axes
+        lengths[k :: len(shares)] = np.count_nonzero(heads, axis=1)
         batches.append(k + len(shares) * turns)
         rows.append(share[up])
     if len(shares) == 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import accumulate, groupby
+from itertools import takewhile
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -30,7 +30,7 @@ class Noise:
     """The noise on the gradients of some clients: of each parameter, its numbers [clients, n]."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
-        self._parts = parts
+        self._parts = dict(enumerate(parts))
 
     def add(self, into: Tensor, which: int, factor: float) -> None:
         """into <- into + factor * noise, of a parameter [clients, ...]."""
@@ -38,27 +38,29 @@ class Noise:
 
 
 class StreamNoise(Noise):
-    """Of a simulation: it follows from the clients' keys. That of a large parameter is drawn when it is
-    added, while it is in the cache; the others' are drawn together."""
+    """Of a simulation: it follows from the clients' keys, and is drawn when it is added. That of a large
+    parameter is added while it is in the cache; of others, neighbours' are drawn together."""
 
     def __init__(self, deviation: Tensor, keys: Tensor, sizes: Sequence[int]) -> None:
-        self._deviation, self._keys = deviation, keys
-        self._starts, made = [*accumulate(sizes, initial=0)], []
-        for is_large, run in groupby(range(len(sizes)), lambda k: sizes[k] >= LARGE):
-            some = [*run]
-            drawn = deviation.new_empty(len(deviation), 0 if is_large else sum(sizes[k] for k in some))
-            if not is_large:
-                random.draw_coarse_normal_(drawn, keys, self._starts[some[0]])
-                drawn.mul_(deviation[:, None])
-            made += drawn.split([0 if is_large else sizes[k] for k in some], 1)
-        super().__init__(made)
+        super().__init__([])
+        self._deviation, self._keys, self._sizes = deviation, keys, sizes
 
     def add(self, into: Tensor, which: int, factor: float) -> None:
-        if self._parts[which].shape[1]:
-            super().add(into, which, factor)
-        else:
+        if self._sizes[which] >= LARGE:
             random.add_coarse_normal_(into.view(len(into), -1), self._keys, self._deviation * factor,
-                                      self._starts[which])
+                                      sum(self._sizes[:which]))
+            return
+        if which not in self._parts:
+            self._draw_beside(which)
+        super().add(into, which, factor)
+
+    def _draw_beside(self, which: int) -> None:
+        """That of a small parameter, and of all small ones that follow it."""
+        some = [*takewhile(lambda k: self._sizes[k] < LARGE, range(which, len(self._sizes)))]
+        own = [self._sizes[k] for k in some]
+        drawn = self._deviation.new_empty(len(self._deviation), sum(own))
+        random.draw_coarse_normal_(drawn, self._keys, sum(self._sizes[:which]))
+        self._parts.update(zip(some, drawn.mul_(self._deviation[:, None]).split(own, 1), strict=True))
 
 
 class PrivateTerm(NamedTuple):
@@ -165,7 +167,7 @@ def noise_of(mechanism: Mechanism, share: Tensor, sizes: Sequence[int], key: Ten
     assert key is not None  # of the batch: in every call another number follows from it
     opened = meter.current()
     number = 0 if opened is None else opened.next_noise()
-    return StreamNoise(deviation, random.fold(key, STREAM + number), sizes)
+    return StreamNoise(deviation, random.fold_rows(key, STREAM + number), sizes)
 
 
 def forms_no_rows(chain: Chain, sample_axes: int) -> bool:
