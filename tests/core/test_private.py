@@ -132,6 +132,35 @@ def test_noise_has_the_deviation_that_is_asked_for_and_no_two_draws_are_alike() 
     assert float((torch.corrcoef(scaled) - torch.eye(6)).abs().max()) < 0.08
 
 
+@pytest.mark.parametrize("large", [1, 20, 2**30])
+def test_noise_is_the_same_numbers_whenever_it_is_drawn(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a client's one stream each parameter has the numbers at its place in the vector, as a whole vector
+    has: also if a part of them is drawn only when a step adds it, or for some parameters never."""
+    monkeypatch.setattr(private, "LARGE", large)
+    task, _ = task_of("layers")
+    keys, share = torch.tensor([3, 8]), torch.tensor([0.1, 0.2], dtype=torch.float64)
+    assert task.chunk_gradients is not None
+    sizes, own = task.chunk_gradients.chain.sizes, mechanism(0.5, 2.0)
+    whole = private.noise_of(own, share, [sum(sizes)], keys)
+    apart = private.noise_of(own, share, sizes, keys)
+    vectors = torch.ones(2, sum(sizes), dtype=torch.float64), torch.ones(2, sum(sizes), dtype=torch.float64)
+    whole.add(vectors[0], 0, -3.0)
+    for k in reversed(range(len(sizes))):
+        apart.add(vectors[1].split([*sizes], 1)[k], k, -3.0)
+    assert torch.allclose(*vectors, rtol=0, atol=1e-14)
+    drawn = private.random.coarse_normal(private.random.fold(keys, private.STREAM), sum(sizes), torch.float64)
+    assert torch.allclose((vectors[0] - 1) / (-3.0 * 0.5 * 2.0 * share[:, None]), drawn, rtol=0, atol=1e-13)
+
+
+def test_rows_that_only_fill_up_are_not_looked_at() -> None:
+    """Where gradients of rows are formed, each costs as much as another."""
+    task, shape = task_of("convolution")
+    own, batch = PrivateTask(task, mechanism(), len(shape)), batch_of(shape)
+    batch.x[3:] = torch.nan
+    with torch.no_grad():
+        assert own.grad(task.init(), batch._replace(weight=torch.arange(ROWS) < 3)).theta.isfinite().all()
+
+
 def test_the_numbers_of_the_operating_system_are_uniform_and_normal_and_never_the_same() -> None:
     torch.manual_seed(0)
     np.random.default_rng(0)
@@ -147,7 +176,7 @@ def test_the_numbers_of_the_operating_system_are_uniform_and_normal_and_never_th
 
 def test_a_real_federation_does_not_draw_its_noise_from_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     task, shape = task_of("layers")
-    monkeypatch.setattr(private.random, "draw_coarse_normal_", None)  # would fail
+    monkeypatch.setattr(private.random, "add_coarse_normal_", None)  # would fail
     own = PrivateTask(task, mechanism(noise=1.0, secret=True), len(shape))
     batch, model = batch_of(shape)._replace(key=None), task.init()
     with torch.no_grad():

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from descant.algorithms import FedAvg
+from descant.core import random
 from descant.core.federation import Federation
 from descant.core.privacy.settings import Privacy
 from descant.core.tree import leaves
 from descant.engine import batches as batches_module
 from descant.engine import draws
 from descant.engine.account import Account, Queries
-from descant.engine.batches import LocalWork, _lengths, _shares
+from descant.engine.batches import LocalWork, _lengths, _shares, plan_chunk
 from descant.engine.cohort import sampled
 from descant.engine.draws import order_of, toss
+from descant.engine.pool import Pool
 from descant.engine.protect import account_of, settled
 from descant.engine.settings import Train
 from descant.errors import UsageError
@@ -81,6 +83,31 @@ def test_nothing_but_the_sums_depends_on_the_coins(name: str, monkeypatch: pytes
 
     none, every = model(0.0), model(1.0)
     assert torch.allclose(none, every, rtol=0, atol=1e-7)
+
+
+def test_batches_by_coins_are_of_their_shares_in_turn_and_filled_up_evenly() -> None:
+    """The coins of all steps are looked at together. Whatever fills a chunk up, a client has its own rows."""
+    shares = [np.arange(0, 30, 2), np.arange(1, 30, 2)]
+    stream = random.stream(0, "coins.local", 1, 7)
+    heads = [stream.random((count, 15)) < 4 / 15 for count in (3, 2)]
+    found = toss("stream", (0, "local", 1, 7), shares, 4, 5)
+    batches = np.split(found.rows, np.cumsum(found.lengths)[:-1])
+    for k, rows in enumerate(batches):
+        assert rows.tolist() == shares[k % 2][heads[k % 2][k // 2]].tolist()
+    assert toss("stream", (0, "local", 1, 7), shares, 4, 0).rows.tolist() == []
+    rng = np.random.default_rng(0)
+    federation = Federation.from_arrays(rng.standard_normal((90, 2)), np.arange(90) % 2, np.arange(90) % 3,
+                                        test=0.0, validation=0.0)
+    pool = Pool.of(federation, torch.float64)
+    plan, tensors = plan_chunk(
+        pool, np.arange(3), seed=0, purpose="local", number=1, batch=9,
+        work=LocalWork(steps=6), per_step=1, dtype=torch.float64, draws=True, splits=(), coins="stream")
+    assert all(width % 8 == 0 for width in plan.widths)
+    for k in range(3):  # the pool has its own numbers of a client's rows
+        mine = toss("stream", (0, "local", 1, k), [pool.train.table[k]], 9, 6)
+        theirs = zip(tensors.rows[k].split(plan.widths), tensors.lengths[k], strict=True)
+        given = [rows[:n] for rows, n in theirs]
+        assert torch.cat(given).tolist() == mine.rows.tolist()
 
 
 def test_the_coins_of_a_real_federation_do_not_come_from_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:

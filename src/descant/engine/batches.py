@@ -32,6 +32,9 @@ from descant.errors import UsageError
 
 GATHERED = 2**20  # bytes of samples that are looked up at once: they stay in the cache
 
+EVEN = 8  # batches by coins have any number of rows, and are filled up to a multiple: products of 32 columns
+# take two thirds of the time that those of 27 take
+
 
 @dataclass(frozen=True)
 class LocalWork(Checked):
@@ -301,6 +304,8 @@ def plan_chunk(
     for k, each in enumerate(lengths):
         shape[k, : len(each)] = each
     widths = shape.max(0).clip(min=1)
+    if coins is not None:
+        widths = -(-widths // EVEN) * EVEN
     is_active = np.arange(len(widths)) < batches[:, None]
     streams = random.Streams(seed, f"batches.{purpose}", number, last=clients)
     # whose batches are as wide as the widest, but for the last one

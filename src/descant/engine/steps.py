@@ -32,6 +32,7 @@ def step_batches(plan: Plan, which: int, rows: Tensor, lengths: Tensor, key: Ten
     x, y = plan.pool.train.x, plan.pool.train.y[rows].split(plan.widths, 1)
     given = None if counts is None else counts.split(plan.widths, 1)
     weight = None if all(plan.whole) else _real(plan.widths, lengths).split(plan.widths, 1)
+    keys = random.fold(key[:, None], torch.arange(len(plan.widths))) if plan.draws else None
     made = _Inputs(x, plan.dtype, len(rows), max(plan.widths))
     for batches in groups:
         begun, n = now(), plan.active[batches[0]]
@@ -44,7 +45,7 @@ def step_batches(plan: Plan, which: int, rows: Tensor, lengths: Tensor, key: Ten
             spent.gathering += now() - begun
             yield n, Batch(taken, _first(y[b], n),
                            None if weight is None or plan.whole[b] else _first(weight[b], n),
-                           random.fold(key[:n], b) if plan.draws else None,
+                           None if keys is None else keys[:n, b],
                            None if given is None else _first(given[b], n))
 
 

@@ -49,7 +49,7 @@ class Chain:
     places: list[Place] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._sizes = [s.stop - s.start for s in self.layout.parameters]
+        self.sizes = [s.stop - s.start for s in self.layout.parameters]
         self._shapes = [s.shape for s in self.layout.parameters]
 
     @property
@@ -110,7 +110,7 @@ class Chain:
     def parameters(self, theta: Tensor) -> list[Tensor]:
         """The parameters as views of the clients' vectors."""
         clients = theta.shape[0]
-        parts = torch.split_with_sizes(theta, self._sizes, 1)
+        parts = torch.split_with_sizes(theta, self.sizes, 1)
         return [part if len(shape) == 1 else part.view(clients, *shape)
                 for part, shape in zip(parts, self._shapes, strict=True)]
 

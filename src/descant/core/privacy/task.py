@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 
 from descant.core import meter
 from descant.core.kernels.lift import over_clients
-from descant.core.privacy.gradients import PrivateGradients, clipped, drawn, forms_no_rows, shares
+from descant.core.privacy.gradients import PrivateGradients, clipped, forms_no_rows, noise_of, shares
 from descant.core.privacy.settings import Mechanism
 from descant.core.task import Batch, Gradient, Pull, Task
 from descant.core.vector import Model
@@ -72,26 +72,21 @@ class PrivateTask(Task):
         share = shares(x, weight, counts, theta.dtype)
         losses, sums = [], []
         for k in range(len(theta)):
-            one = [None if each is None else each[k] for each in (weight, key)]
-            loss, total = self._summed(theta[k], x[k], y[k], *one)
+            real = slice(None) if weight is None else weight[k]  # what only fills up costs nothing
+            loss, total = self._summed(theta[k], x[k][real], y[k][real], None if key is None else key[k])
             losses.append(share[k] * loss)
             sums.append(share[k] * total)
-        normals, deviation = drawn(self._mechanism, share, theta.shape[1], key)
-        return torch.stack(losses), torch.addcmul(torch.stack(sums), normals, deviation)
+        found = torch.stack(sums)
+        noise_of(self._mechanism, share, theta.shape[1:], key).add(found, 0, 1.0)
+        return torch.stack(losses), found
 
-    def _summed(self, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor | None
-                ) -> tuple[Tensor, Tensor]:
+    def _summed(self, theta: Tensor, x: Tensor, y: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """The sums over ONE client's batch of the losses, and of the clipped gradients."""
         loss, total = theta.new_zeros(()), torch.zeros_like(theta)
         for start in range(0, len(x), ROWS):
             some = slice(start, start + ROWS)
-            real = None if weight is None else weight[some]
             losses, rows = self._of_rows(theta, x[some], y[some], key)
-            norms = torch.linalg.vector_norm(rows, dim=1)
-            factor = clipped(norms[None], None if real is None else real[None], self._mechanism)[0]
-            if real is not None:
-                losses, rows = losses.where(real, 0.0), rows.where(real[:, None], 0.0)
-                factor = factor.where(real, 0.0)
+            factor = clipped(torch.linalg.vector_norm(rows, dim=1)[None], None, self._mechanism)[0]
             loss, total = loss + losses.sum(), total + factor @ rows
         return loss, total
 
