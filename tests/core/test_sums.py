@@ -106,3 +106,22 @@ def test_the_pieces_of_a_full_grid_add_up_without_rounding() -> None:
         total = total.plus(total)
     assert total.clients == sums.MOST
     assert float(total.parts["0"].value()) == 2.0**51
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**511, 2.0**513, 2.0**899])
+def test_what_is_huge_is_shortened_like_anything_else(size: float) -> None:
+    """Squares of numbers above 2^512 are infinite; beside such a client the others are what they were."""
+    near = torch.tensor([[0.25, -0.5, 0.125]], dtype=torch.float64)
+    far = size * torch.tensor([[3.0, -4.0, 12.0]], dtype=torch.float64) / 13
+    origin = {"0": torch.zeros(2, dtype=torch.float64), "1": torch.zeros(1, dtype=torch.float64)}
+
+    def shortened(rows: Tensor) -> tuple[Tensor, list[bool]]:
+        total, is_long = Total.shortened((rows[:, :2], rows[:, 2]), origin, 0.75)
+        return torch.cat([total.parts["0"].value(), total.parts["1"].value().reshape(1)]), is_long.tolist()
+
+    alone, is_long = shortened(far)
+    assert is_long == [True]
+    torch.testing.assert_close(alone, 0.75 * far[0] / size, rtol=1e-14, atol=0)
+    both, is_long = shortened(torch.cat([near, far]))
+    assert is_long == [False, True]
+    torch.testing.assert_close(both, near[0] + alone, rtol=1e-15, atol=0)

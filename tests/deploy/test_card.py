@@ -65,6 +65,37 @@ def test_the_command_writes_the_same(tmp_path):
         assert (made / name).read_bytes() == (tmp_path / "typed" / "3" / name).read_bytes()
 
 
+NOISED, PLAIN = "with the same noise: it is protected", "without noise: it is not protected"
+COMMON, SHARED = "predicts with: it is protected", "made of what has noise: it is protected"
+FIRST, LAST = 0, -1  # of the clients: the last one takes no part
+
+
+@pytest.mark.parametrize(("method", "unit", "client", "words"), [
+    ("ditto", "record", FIRST, NOISED), ("ditto", "client", FIRST, PLAIN), ("ditto", "record", None, SHARED),
+    ("ditto", "client", None, SHARED), ("ditto", "record", LAST, PLAIN),
+    ("localtrain", "record", FIRST, PLAIN), ("fedavg", "client", FIRST, COMMON),
+    (descant.algorithms.FedAvg(finetune=2), "record", FIRST, PLAIN)])
+@pytest.mark.filterwarnings("ignore:each sum is of about 3 clients")
+def test_the_card_says_what_privacy_protects(method, unit, client, words, tmp_path):
+    federation = descant.Federation.from_arrays(ROWS, (ROWS[:, 0] > 0).astype(int), np.arange(90) % 4,
+                                                unseen=1)
+    client = None if client is None else federation.names[client]
+    run = descant.run(method, federation=federation, rounds=2, backend="vectorised",
+                      privacy={"unit": unit, "noise": 2.0, "delta": 1e-3})
+    text = (export_model(run, client, tmp_path, card=True) / "README.md").read_text()
+    said = text.partition("## Privacy\n")[2].partition("\n## ")[0]
+    spent = run.summary["privacy"]
+    assert f'(`unit = "{unit}"`)' in said
+    assert f"epsilon = {spent['epsilon']:.3g} at delta = 0.001." in said
+    assert [each for each in (NOISED, PLAIN, COMMON, SHARED) if each in said] == [words]
+    assert "The run was a simulation." in said
+    assert ("The figures of test rows have no noise." in said) == (client is not None)
+
+
+def test_without_privacy_the_card_claims_none(run, tmp_path):
+    assert "epsilon" not in (export_model(run, "south", tmp_path, card=True) / "README.md").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_optunas_dashboard_opens_the_study(tmp_path):

@@ -28,6 +28,7 @@ LOWEST = -28  # the first of the grids that are kept, at least: below them are n
 LARGEST = 2.0**900  # of a number: above are no grids
 BLOCK = 2**17  # numbers that are cut together: they stay in the cache
 COLUMNS = 2**13  # of rows that are measured together
+SMALL = 2.0**-600  # units in which distances are measured whose squares would be too large
 
 
 class Binned(NamedTuple):
@@ -116,15 +117,24 @@ def _sizes(flat: Tensor) -> Tensor:
     return torch.maximum(flat.amax(1), -flat.amin(1))  # aminmax takes ten times as long
 
 
-def _squares(flat: Tensor, origin: Tensor) -> Tensor:
-    """The squared distances of rows [n, d] from the origin [d], block by block. These do not depend on n, nor
-    does a client's length on those it is measured with."""
+def _distances(rows: Mapping[str, Tensor], origin: Mapping[str, Tensor]) -> Tensor:
+    """How far rows [n, d] lie from the origin [d], all tensors together [n]."""
+    norms = torch.stack([_squares(flat, origin[name]) for name, flat in rows.items()]).sum(0).sqrt()
+    if bool((far := ~torch.isfinite(norms)).any()):
+        squares = [_squares(flat[far], origin[name], SMALL) for name, flat in rows.items()]
+        norms[far] = torch.stack(squares).sum(0).sqrt() / SMALL
+    return norms
+
+
+def _squares(flat: Tensor, origin: Tensor, unit: float = 1.0) -> Tensor:
+    """The squared distances of rows [n, d] from the origin [d], times unit^2, block by block. These do not
+    depend on n, nor does a client's length on those it is measured with."""
     squares = torch.zeros(len(flat), dtype=torch.float64)
     block = torch.empty(len(flat), min(COLUMNS, flat.shape[1]), dtype=torch.float64)
     for start in range(0, flat.shape[1], COLUMNS):
         here = slice(start, start + COLUMNS)
         moved = block[:, : flat.shape[1] - start].copy_(flat[:, here]).sub_(origin[here])
-        squares += moved.square_().sum(1)
+        squares += (moved if unit == 1 else moved.mul_(unit)).square_().sum(1)
     return squares
 
 
@@ -159,7 +169,7 @@ class Total:
         onto = onto or Total()
         rows = {name: leaf.reshape(len(leaf), -1) for name, leaf in leaves(contributions)}
         starts = {name: origin[name].reshape(-1) for name in rows}
-        norms = torch.stack([_squares(flat, starts[name]) for name, flat in rows.items()]).sum(0).sqrt()
+        norms = _distances(rows, starts)
         scale = torch.clamp(bound / norms, max=1.0)
         largest, parts = float((norms * scale).max()), {}  # no entry is larger than the whole
         for name, leaf in leaves(contributions):

@@ -9,7 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
+
 from descant.core.metric import figure, title
+from descant.core.tree import leaves
 from descant.deploy.export.manifest import Manifest
 from descant.engine.personal import personal_model
 from descant.experiment.run import Run, Which
@@ -29,11 +33,53 @@ def test_figures(run: Run, client: int | None, which: Which) -> dict[str, float]
     return dict(zip(task.metric_names, task.figures(scored).tolist(), strict=True))
 
 
-def card_files(manifest: Manifest, name: str, figures: Mapping[str, float]) -> dict[str, bytes]:
-    """Both files."""
+def privacy_words(run: Run, client: int | None, which: Which) -> str | None:
+    """What [privacy] of the run says of a client's model (None: of the global model), as docs/privacy.md has
+    it; None without."""
+    if (account := run.account) is None:
+        return None
+    spent, whose = run.summary["privacy"], client is not None and run.setup.federation.names[client]
+    is_record = spent["unit"] == "record"
+    unit = "every training row of a client" if is_record else "a client with all its rows"
+    said = [f'Protected is {unit} (`unit = "{spent["unit"]}"`).',
+            f"The run reached epsilon = {spent['epsilon']:.3g} at delta = {spent['delta']:g}."]
+    if client is None:
+        said.append("This model is made of what has noise: it is protected.")
+    elif _is_global(run, client, which):
+        said.append(f"This is the model for all clients, which {whose} predicts with: it is protected.")
+    elif is_record and not account.queries.nothing and not _is_tuned(run, client, which):
+        said.append(f"This model was trained on the rows of {whose} with the same noise: it is protected.")
+    else:
+        said.append(f"This model was trained on the rows of {whose} without noise: it is not protected, and "
+                    "whoever gets it learns of these rows.")
+    if not run.setup.federation.is_remote:
+        said.append("The run was a simulation. Its noise follows from its seed, and protects nobody: epsilon "
+                    "is what these settings claim where noise and coins are secret.")
+    return "\n".join(said)
+
+
+def _is_global(run: Run, client: int, which: Which) -> bool:
+    """Whether a client predicts with the model for all."""
+    shared = run.work.algorithm.global_model(run.snapshot(which).server)
+    if shared is None:
+        return False
+    own, common = (dict(leaves(model)) for model in (run.personal(client, which), shared))
+    return own.keys() == common.keys() and all(torch.equal(own[name], common[name]) for name in own)
+
+
+def _is_tuned(run: Run, client: int, which: Which) -> bool:
+    """Whether a client's model is trained after the rounds, where rows are not protected."""
+    method, store = run.work.algorithm, run.snapshot(which).store
+    tunes = method.trains_to_personalize and method.personal_steps() != 0
+    return tunes or not bool(store.took_part(np.array([client]))[0])
+
+
+def card_files(manifest: Manifest, name: str, figures: Mapping[str, float], privacy: str | None = None
+               ) -> dict[str, bytes]:
+    """Both files. `privacy`: what there is to say of it."""
     front = json.dumps(_front(manifest, name, figures), indent=1, ensure_ascii=False)  # JSON is YAML
     config = json.dumps(_config(manifest), indent=1, ensure_ascii=False)
-    return {CARD: f"---\n{front}\n---\n{_text(manifest, name, figures)}".encode(),
+    return {CARD: f"---\n{front}\n---\n{_text(manifest, name, figures, privacy)}".encode(),
             CONFIG: f"{config}\n".encode()}
 
 
@@ -70,7 +116,7 @@ def _config(manifest: Manifest) -> dict[str, Any]:
             "outputs": manifest.outputs, "descant_version": manifest.descant} | labels
 
 
-def _text(manifest: Manifest, name: str, figures: Mapping[str, float]) -> str:
+def _text(manifest: Manifest, name: str, figures: Mapping[str, float], privacy: str | None) -> str:
     method, shape = manifest.algorithm["name"], " x ".join(map(str, manifest.input.shape)) or "1"
     whose = ("The model for all clients" if manifest.client is None else
              f"The model of {name}, which took no part in the training" if manifest.newcomer else
@@ -80,6 +126,8 @@ def _text(manifest: Manifest, name: str, figures: Mapping[str, float]) -> str:
               f"{', ...' if len(manifest.classes) > 20 else ''}")
     rows = "".join(f"| {title(metric)} | {figure(metric, value)} |\n" for metric, value in figures.items())
     table = f"\n## Figures\n\nOn test rows of {name}, which were not trained on.\n\n| | |\n|---|---|\n{rows}"
+    bare = "\nThe figures of test rows have no noise." if figures else ""
+    protection = "" if privacy is None else f"\n## Privacy\n\n{privacy}{bare}\n"
     scaled = ("" if not manifest.preprocess else
               " Rows are completed and scaled with constants in model.json before the network sees them.")
     notes = "".join(f"\n- {note}" for note in manifest.notes)
@@ -93,7 +141,7 @@ def _text(manifest: Manifest, name: str, figures: Mapping[str, float]) -> str:
 - It was made for one client's data. What it does on others' is not known.
 - A model can tell something of the rows that it was trained on: consider that before you publish it, and
   choose a license. This card names none.{notes}
-{table if figures else ""}
+{table if figures else ""}{protection}
 ## Use
 
 ```python

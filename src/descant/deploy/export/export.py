@@ -24,7 +24,7 @@ from descant.core.permit import Permit
 from descant.core.splits import SPLITS
 from descant.core.task import inputs
 from descant.core.threads import one_thread
-from descant.deploy.export.card import card_files, test_figures
+from descant.deploy.export.card import card_files, privacy_words, test_figures
 from descant.deploy.export.formats import NAMES, Converted, Format, convert, require_formats
 from descant.deploy.export.layers import described
 from descant.deploy.export.manifest import Manifest, save_model
@@ -77,7 +77,8 @@ def export_models(run: Run, clients: Sequence[int], to: Path, *, which: Which = 
     for count, (name, client, place) in enumerate(wanted, 1):
         try:
             made = _of_run(run, client, which)
-            hub = card_files(made.manifest, name, test_figures(run, client, which)) if card else {}
+            hub = card_files(made.manifest, name, test_figures(run, client, which),
+                             privacy_words(run, client, which)) if card else {}
             check = count == 1  # the others differ in their parameters only
             problems += [f"{name}: {problem}" for problem in write_model(
                 place, *made, formats, check, hub)]
