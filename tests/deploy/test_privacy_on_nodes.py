@@ -25,6 +25,7 @@ from descant.errors import DescantError, UsageError
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment
 from descant.experiment.run import Run, Setup
+from descant.theory.accountant import Event, epsilon
 from flower_helpers import DATA, MemoryServer, Quiet, experiment, federate, make_clients
 
 
@@ -127,6 +128,34 @@ def test_a_new_federation_of_the_same_experiment_has_no_new_budget(unit: str, tm
         again(made)
     other = dataclasses.replace(made, train=dataclasses.replace(made.train, seed=7))
     assert again(other).rounds == 2
+
+
+@pytest.mark.parametrize(("sums", "rounds"), [(2, 1), (3, 2)])
+def test_a_sum_that_was_told_before_a_kill_is_counted(sums: int, rounds: int, tmp_path: Path) -> None:
+    """The server is killed while clients score the model of round 2, which is not saved: they have seen two
+    sums, and see a third one, with other noise, if the budget has room for it."""
+    spent = epsilon(Event(1.6, 1.0, sums), 1e-5)
+    made = private(unit="client", epsilon=spent + 0.01, noise=1.6, figures="told")
+    answers, models = make_clients(DATA, tmp_path / "clients"), []
+    once = answers["0"]
+
+    def killed(payload: Payload) -> Any:
+        asked = WireMessage.decode(payload)
+        if asked.facts.get("job") == "score":
+            models.append(asked.tensors["shared.model.theta"].data)
+            if len(models) == 1:
+                raise KeyboardInterrupt
+        return once(payload)
+
+    answers["0"] = killed
+    with pytest.raises(KeyboardInterrupt):
+        federate(made, MemoryServer(answers), tmp_path / "server")
+    run = federate(made, MemoryServer(answers), tmp_path / "server")
+    assert (run.rounds, len({*models})) == (rounds, rounds)
+    assert run.summary["stopped"] == ("budget" if rounds == 1 else None)
+    written = json.loads((tmp_path / "server" / "run" / "summary.json").read_text())
+    for found in (run, runs.load(tmp_path / "server" / "run", run.setup)):
+        assert found.summary["privacy"]["epsilon"] == written["privacy"]["epsilon"] == spent
 
 
 @pytest.mark.parametrize(("own", "train", "words"), [

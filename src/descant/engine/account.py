@@ -62,6 +62,7 @@ class Account:
     sizes: np.ndarray  # training rows of every client
     queries: Queries
     trained: Callable[[int], np.ndarray]  # round -> who trains
+    again: int = 0  # unit client: sums that were told besides, of rounds that were played once more
 
     @cached_property
     def cohort(self) -> int:
@@ -91,7 +92,7 @@ class Account:
         if self.privacy.unit == "client":
             rate = self.cohort / len(self.sizes)
             return [Event(noise, rate, number) if self.privacy.sampling == "poisson" and rate < 1
-                    else Event(noise, 1.0, int(times.max(initial=0)))]
+                    else Event(noise, 1.0, int(times.max(initial=0)) + self.again)]
         noise = noise / math.sqrt(self.queries.most)  # several looks at a batch are one with less noise
         return [self._of_rows(int(n), int(m), noise) for n, m in zip(self.sizes, times, strict=True)]
 

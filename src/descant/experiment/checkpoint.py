@@ -8,6 +8,7 @@ are in docs/run-directory.md.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from descant.engine.store import ClientStore
 from descant.errors import DescantError
 
 FORMAT = 1
+TOLD = "told.json"
 
 
 class Checkpointer:
@@ -55,6 +57,30 @@ class Checkpointer:
             write_atomic(self._directory / "journal.safetensors", self._encode(journal, promote))
         self._apply(promote)
 
+    def tell(self) -> None:
+        """Write down that the present round's model is about to be told, before it is committed. Noise of the
+        operating system is another one if the round is played again: clients are hidden in two sums then."""
+        training = self._training
+        mechanism, account = training.work.privacy, training.account
+        if self._directory is None or account is None or mechanism is None or not (
+                mechanism.secret and mechanism.unit == "client"):
+            return
+        write_atomic(self._directory / TOLD, json.dumps({"round": training.number, "again": account.again}
+                                                        ).encode())
+
+    def _told_again(self) -> int:
+        """How many sums were told of rounds that were not committed then."""
+        assert self._directory is not None
+        path = self._directory / TOLD
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            return int(told["again"]) + (int(told["round"]) > self._training.number)
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DescantError(f"{path} is damaged ({error}): restore it from a copy, or start the run anew"
+                               ) from None
+
     def resume(self) -> None:
         """Set the training to the last committed round."""
         assert self._directory is not None
@@ -63,6 +89,8 @@ class Checkpointer:
         training = self._training
         training.number = facts["round"]
         training.clip = facts.get("clip", training.clip)
+        if training.account is not None:
+            training.account = dataclasses.replace(training.account, again=self._told_again())
         training.server = _tree(tensors, "server", training.server)
         training.store.restore(tensors["last_round"].numpy(), tensors["check_sums"].numpy())
         self.best_key = None if facts["best_key"] is None else tuple(facts["best_key"])

@@ -91,7 +91,10 @@ class Run:
         """The last round and the validation-best round, and what the run cost."""
         stopped = ("converged" if self.is_converged else "budget" if self.is_spent
                    else None if self.stop_asked is None else "asked")
-        return layout.summary(self.history, self.best_round, self.best_key, self.setup, stopped)
+        found = layout.summary(self.history, self.best_round, self.best_key, self.setup, stopped)
+        if self.account is not None and self.account.again:  # the last row may be from before
+            found["privacy"]["epsilon"] = self.account.spent(self.rounds)
+        return found
 
     @property
     def is_converged(self) -> bool:
@@ -183,6 +186,8 @@ class Run:
             played = time.perf_counter()
             evaluations: list[Evaluation] = []
             if self.setup.is_told and settings.due(report.number, train.rounds):
+                with self._writing():
+                    self._checkpoints.tell()
                 if backend.asks and self._goes_on:
                     backend.announce([self._training.upcoming()])
                 with self.stopwatch("evaluate"):
