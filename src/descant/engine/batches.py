@@ -29,7 +29,7 @@ from descant.engine.pool import Pool
 from descant.engine.steps import groups, lookup, step_batches
 from descant.errors import UsageError
 
-GATHERED = 2**20  # bytes of samples that are looked up at once: they stay in the cache
+GATHERED = 2**23  # bytes of samples that are looked up at once: they stay in the last cache
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class LocalWork(Checked):
 
         Where a step takes several batches, there are as many steps as there would be of one batch.
         """
-        [found], _ = self.all_lengths(np.array([size]), np.array([batch]), per_step)
-        return found
+        found, _ = self.all_lengths(np.array([size]), np.array([batch]), per_step)
+        return np.asarray(found[0])
 
     def all_lengths(self, sizes: np.ndarray, batch: np.ndarray, per_step: int
                     ) -> tuple[np.ndarray, np.ndarray]:
@@ -305,7 +305,7 @@ def plan_chunk(
         shape = np.zeros((len(clients), batches.max()), np.int64)
         for k, each in enumerate(lengths):
             shape[k, : len(each)] = each
-    widths = shape.max(0).clip(min=1)
+    widths = np.maximum(shape.max(0), 1)
     is_active = np.arange(len(widths)) < batches[:, None]
     streams = random.Streams(seed, f"batches.{purpose}", number, last=clients)
     rows, keys = draw(streams, owned, shape, batches, widths, batch == "full", tossed)
