@@ -273,6 +273,21 @@ def test_the_place_in_a_chunk_shows_in_no_bit(inner: bool, batch: int, widths: t
         assert_same(other, found[0])
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_the_padding_of_others_shows_in_no_bit(inner: bool) -> None:
+    """The models of clients whose batches are all full, by themselves and beside clients with short ones."""
+    method = Solves(SGD(lr=0.1), "number", inner=inner)
+    work = make_work(method, ragged((20, 20, 13, 20, 7), shape=(28,)), dtype="float32", batch=10,
+                     local={"epochs": 2})
+    found = []
+    for clients in ([0, 1, 3], [2, 0, 4, 1, 3]):
+        message = method.broadcast(work.task.init(), work.round_of(np.array(clients), 1))
+        values = work.execute("local", np.array(clients), 1, message, ()).values
+        found.append([take(values.upload, clients.index(client)) for client in (0, 1, 3)])
+    for beside, alone in zip(*found, strict=True):
+        assert_same(beside, alone)
+
+
 def test_an_own_objective_is_not_replaced_by_the_named_loss(used: list[int]) -> None:
     class Regularised(ModuleTask):
         def losses(self, model: Model, batch: Any, *, train: bool = False) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
@@ -25,12 +24,12 @@ from descant.core.privacy.task import NotPrivate
 from descant.core.splits import SplitName
 from descant.core.task import BLOCK, Batch, inputs
 from descant.core.tree import Tree, map_tree
-from descant.engine.draws import Coins, Tossed, order_of, toss
+from descant.engine.draws import Coins, Tossed, draw, toss
 from descant.engine.pool import Pool
 from descant.engine.steps import groups, lookup, step_batches
 from descant.errors import UsageError
 
-GATHERED = 2**20  # bytes of samples that are looked up at once: they stay in the cache
+GATHERED = 2**23  # bytes of samples that are looked up at once: they stay in the last cache
 
 EVEN = 8  # batches by coins have any number of rows, and are filled up to a multiple: products of 32 columns
 # take two thirds of the time that those of 27 take
@@ -53,17 +52,19 @@ class LocalWork(Checked):
 
         Where a step takes several batches, there are as many steps as there would be of one batch.
         """
-        return _batch_sizes(self, size, batch, per_step)
+        found, _ = self.all_lengths(np.array([size]), np.array([batch]), per_step)
+        return np.asarray(found[0])
 
-
-@lru_cache(1024)
-def _batch_sizes(work: LocalWork, size: int, batch: int, per_step: int) -> np.ndarray:
-    whole, rest = divmod(size, batch)
-    epoch = np.array([batch] * whole + [rest] * (rest > 0), np.int64)
-    steps = work.steps if work.epochs is None else work.epochs * len(epoch)
-    found = np.resize(epoch, steps * per_step) if steps else epoch[:0]
-    found.flags.writeable = False
-    return found
+    def all_lengths(self, sizes: np.ndarray, batch: np.ndarray, per_step: int
+                    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same for clients with so many rows, of batches of so many: [clients, most batches of a client],
+        zero where a client has no batch; and how many it has [clients]."""
+        epoch = -(-sizes // batch)
+        counts = per_step * (np.full_like(sizes, self.steps) if self.epochs is None else self.epochs * epoch)
+        column = np.arange(counts.max(initial=0))
+        before = batch[:, None] * (column % np.maximum(epoch, 1)[:, None])  # rows of the epoch
+        found = np.minimum(batch[:, None], sizes[:, None] - before)
+        return np.where(column < counts[:, None], found, 0), counts
 
 
 class ClientTensors(NamedTuple):
@@ -292,25 +293,27 @@ def plan_chunk(
     """
     table = pool.train.table
     sizes = table.sizes[clients]
-    per_pass = [n if batch == "full" else batch for n in sizes.tolist()]
+    per_pass = sizes if batch == "full" else np.full_like(sizes, batch)
     owned = [_shares(table[client], per_step if disjoint else 1) for client in clients.tolist()]
-    lengths = _all_lengths(owned, per_pass, work, per_step)
-    tossed = [] if coins is None else [
-        toss(coins, (seed, purpose, number, int(client)), shares, b, len(each))
-        for client, shares, b, each in zip(clients, owned, per_pass, lengths, strict=True)]
-    lengths = [each.lengths for each in tossed] or lengths
-    batches = np.array([len(each) for each in lengths], np.int64)
-    shape = np.zeros((len(clients), batches.max()), np.int64)
-    for k, each in enumerate(lengths):
-        shape[k, : len(each)] = each
-    widths = shape.max(0).clip(min=1)
+    shape, batches = work.all_lengths(sizes, per_pass, per_step)
+    tossed: list[Tossed] = []
+    if disjoint or coins is not None:  # a client's batches are its own matter
+        lengths = [_lengths(shares, b, work, per_step)
+                   for shares, b in zip(owned, per_pass.tolist(), strict=True)]
+        tossed = [] if coins is None else [
+            toss(coins, (seed, purpose, number, int(client)), shares, b, len(each))
+            for client, shares, b, each in zip(clients, owned, per_pass.tolist(), lengths, strict=True)]
+        lengths = [each.lengths for each in tossed] or lengths
+        batches = np.array([len(each) for each in lengths], np.int64)
+        shape = np.zeros((len(clients), batches.max()), np.int64)
+        for k, each in enumerate(lengths):
+            shape[k, : len(each)] = each
+    widths = np.maximum(shape.max(0), 1)
     if coins is not None:
         widths = -(-widths // EVEN) * EVEN
     is_active = np.arange(len(widths)) < batches[:, None]
     streams = random.Streams(seed, f"batches.{purpose}", number, last=clients)
-    # whose batches are as wide as the widest, but for the last one
-    is_dense = ((shape == widths) | (np.arange(len(widths)) >= batches[:, None] - 1)).all(1)
-    rows, keys = _drawn(streams, owned, lengths, widths, is_dense, batch == "full", tossed)
+    rows, keys = draw(streams, owned, shape, batches, widths, batch == "full", tossed)
 
     tables = {split: pool.part(split).padded(clients) if split in splits
               else np.zeros((len(clients), 0), np.int64) for split in ("train", "validation", "test")}
@@ -319,7 +322,7 @@ def plan_chunk(
         pool, dtype, len(clients), per_step, tuple(widths.tolist()),
         groups(widths, GATHERED // max(1, len(clients) * pool.train.x[0].nbytes)),
         tuple(((shape == widths) | ~is_active).all(0).tolist()), tuple(is_active.sum(0).tolist()),
-        int(sum(-(-int(n) // b) for n, b in zip(sizes, per_pass, strict=True))),
+        int((-(-sizes // per_pass)).sum()),
         draws,
         {split: found for split in splits if (found := pool.part(split).slice_of(clients)) is not None},
         coins is not None,
@@ -341,46 +344,9 @@ def steps_in_round(size: int, batch: int | Literal["full"], work: LocalWork, per
     return len(_lengths(shares, size if batch == "full" else batch, work, per_step)) // per_step
 
 
-def _drawn(streams: random.Streams, owned: list[list[np.ndarray]],
-           lengths: list[np.ndarray], widths: np.ndarray, is_dense: np.ndarray, in_order: bool,
-           tossed: list[Tossed]) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of all batches end to end, of each client in batches as wide as the widest, filled up with its
-    first row; and a key for each client, from which its other random numbers follow."""
-    starts = np.concatenate([[0], np.cumsum(widths)])
-    rows = np.empty((len(owned), starts[-1]), np.int64)
-    keys = np.zeros(len(owned), np.int64)
-    for k, (shares, each) in enumerate(zip(owned, lengths, strict=True)):
-        if not len(each):  # without batches there is nothing to draw
-            rows[k] = shares[0][0]
-            continue
-        generator = streams[k]
-        keys[k] = random.first_key(generator)
-        order = tossed[k].rows if tossed else order_of(generator, shares, each, in_order)
-        if is_dense[k]:  # nothing to fill up in between
-            rows[k, : len(order)], rows[k, len(order) :] = order, shares[0][0]
-            continue
-        rows[k] = shares[0][0]
-        offset = np.arange(len(order)) - np.repeat(np.cumsum(each) - each, each)
-        rows[k, np.repeat(starts[: len(each)], each) + offset] = order
-    return rows, keys
-
-
 def _shares(own: np.ndarray, count: int) -> list[np.ndarray]:
     """A client's rows in `count` interleaved shares (rows may be sorted by class); one share if too few."""
     return [own[k::count] for k in range(count)] if 1 < count <= len(own) else [own]
-
-
-def _all_lengths(owned: list[list[np.ndarray]], per_pass: list[int], work: LocalWork, per_step: int
-                 ) -> list[np.ndarray]:
-    """The sizes of every client's batches; looked up once for clients of the same size."""
-    known: dict[tuple[int, int], np.ndarray] = {}
-    found = []
-    for shares, batch in zip(owned, per_pass, strict=True):
-        like = (sum(map(len, shares)), batch)
-        if like not in known:
-            known[like] = _lengths(shares, batch, work, per_step)
-        found.append(known[like])
-    return found
 
 
 def _lengths(shares: list[np.ndarray], batch: int, work: LocalWork, per_step: int) -> np.ndarray:

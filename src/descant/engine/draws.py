@@ -47,19 +47,53 @@ def toss(coins: Coins, own: tuple[int, str, int, int], shares: list[np.ndarray],
     return Tossed(lengths, np.concatenate(rows)[in_turn], float(expected))
 
 
+def draw(streams: random.Streams, owned: list[list[np.ndarray]], lengths: np.ndarray, batches: np.ndarray,
+         widths: np.ndarray, in_order: bool, tossed: list[Tossed]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of all batches end to end, of each client in batches as wide as the widest, filled up with its
+    first row; and a key for each client, from which its other random numbers follow."""
+    starts, column = np.concatenate([[0], np.cumsum(widths)]), np.arange(len(widths))
+    # whose batches are as wide as the widest, but for the last one: nothing to fill up in between
+    is_dense = ((lengths == widths) | (column >= batches[:, None] - 1)).all(1)
+    rows = np.empty((len(owned), starts[-1]), np.int64)
+    keys = np.zeros(len(owned), np.int64)
+    facts = zip(owned, batches.tolist(), lengths.sum(1).tolist(), is_dense.tolist(), strict=True)
+    for k, (shares, count, taken, dense) in enumerate(facts):
+        if not count:  # without batches there is nothing to draw
+            rows[k] = shares[0][0]
+            continue
+        generator = streams[k]
+        keys[k] = random.first_key(generator)
+        if dense and len(shares) == 1 and not tossed:
+            _shuffle_into(rows[k, :taken], generator, shares[0], in_order)
+            rows[k, taken:] = shares[0][0]
+            continue
+        each = lengths[k, :count]
+        order = tossed[k].rows if tossed else order_of(generator, shares, each, in_order)
+        rows[k] = shares[0][0]
+        offset = np.arange(len(order)) - np.repeat(np.cumsum(each) - each, each)
+        rows[k, np.repeat(starts[:count], each) + offset] = order
+    return rows, keys
+
+
 def order_of(generator: np.random.Generator, shares: list[np.ndarray], lengths: np.ndarray, in_order: bool
-           ) -> np.ndarray:
+             ) -> np.ndarray:
     """The rows of a client's batches, end to end."""
-    if len(shares) == 1:
-        return _shuffled(generator, shares[0], sum(lengths.tolist()), in_order)
     turns = [lengths[k :: len(shares)] for k in range(len(shares))]
-    each = [np.split(_shuffled(generator, share, int(turn.sum()), in_order), np.cumsum(turn)[:-1])
-            for share, turn in zip(shares, turns, strict=True)]
+    each = []
+    for share, turn in zip(shares, turns, strict=True):
+        place = np.empty(turn.sum(), share.dtype)
+        _shuffle_into(place, generator, share, in_order)
+        each.append(np.split(place, np.cumsum(turn)[:-1]))
     return np.concatenate([shares[0][:0], *(batch for step in zip(*each, strict=True) for batch in step)])
 
 
-def _shuffled(generator: np.random.Generator, own: np.ndarray, count: int, in_order: bool) -> np.ndarray:
-    """The first `count` rows of a client's endless sequence of shuffled epochs."""
-    epochs = -(-count // len(own))
-    parts = [own if in_order else generator.permutation(own) for _ in range(epochs)]
-    return parts[0][:count] if epochs == 1 else np.concatenate([own[:0], *parts])[:count]
+def _shuffle_into(place: np.ndarray, generator: np.random.Generator, own: np.ndarray, in_order: bool) -> None:
+    """The first rows of a client's endless sequence of shuffled epochs, as many as there is room for."""
+    for start in range(0, len(place), len(own)):
+        part = place[start : start + len(own)]
+        epoch = part if len(part) == len(own) else np.empty_like(own)  # of the last epoch, the first rows
+        epoch[:] = own
+        if not in_order:
+            generator.shuffle(epoch)
+        if epoch is not part:
+            part[:] = epoch[: len(part)]

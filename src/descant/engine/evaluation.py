@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -78,25 +79,30 @@ def evaluate(training: Training, backend: Backend, clients: np.ndarray, on: Lite
             map_tree(lambda whole, part, rows=rows: whole.index_copy_(0, rows, part), found, outcome.values)
         failed |= {int(clients[at[k]]): why for k, why in outcome.failed.items()}
 
-    def figures(scores: Scores) -> Figures:
-        of_splits = vmap(work.task.figures)(torch.cat([scores.validation, scores.test])).tensor_split(2)
-        # an AUROC for each split, or none
-        areas = scores.auroc.to(work.task.dtype).tensor_split(2, 1)
-        validation, test = (torch.cat(each, 1) for each in zip(of_splits, areas, strict=True))
-        return Figures(validation, test, scores.error)
+    scores = [found.personal] if model is None else [found.personal, found.shared]
+    # of both models and both splits at once: what vmap costs is paid per call
+    tallies = torch.cat([split for each in scores for split in (each.validation, each.test)])
+    of_splits = vmap(work.task.figures)(tallies).tensor_split(2 * len(scores))
+    personal, *others = [_with_areas(each, of_splits[2 * k : 2 * k + 2]) for k, each in enumerate(scores)]
 
     shared, pooled = None, None
     if model is not None:
-        shared = figures(found.shared)._replace(error=_global_error(training, model).expand(len(clients)))
+        shared = others[0]._replace(error=_global_error(training, model).expand(len(clients)))
         if len(tallies := found.shared.test[found.shared.test[:, 0] > 0]):
             pooled = work.task.figures(tallies.sum(0))
-    personal = figures(found.personal)
     scored = ~np.isin(clients, list(failed))
     diverged = Divergence(*(scored & training.levels.diverged(getattr(personal, split), split, clients)
                           for split in ("validation", "test")))
     return Evaluation(training.number, clients, ~training.store.took_part(clients), names,
                       work.task.lower_is_better, personal, shared, pooled, failed, diverged,
                       _everywhere(training, backend, clients) if on == "all" else None)
+
+
+def _with_areas(scores: Scores, of_splits: Sequence[Tensor]) -> Figures:
+    """The figures of a model, from those of its tallies for each split."""
+    areas = scores.auroc.to(of_splits[0].dtype).tensor_split(2, 1)  # an AUROC for each split, or none
+    validation, test = (torch.cat(each, 1) for each in zip(of_splits, areas, strict=True))
+    return Figures(validation, test, scores.error)
 
 
 def all_test_rows(federation: Federation) -> Tensor:

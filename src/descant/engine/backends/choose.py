@@ -34,6 +34,7 @@ CHUNK_BYTES, CHUNK = 8 * 2**20, 64
 # Of small models on small samples overhead is most of a step: more clients, if the nearest cache holds them
 # with their batches.
 SMALL_BYTES, SMALL_CHUNK = 2**20, 256
+SCORED_BYTES = 128 * 2**20  # of the models and rows that are scored together
 PROBE_STEPS = 3  # steps of a client in a measurement, at least
 DIVERGING = 1e3  # a number that no model reaches which is on its way to a solution
 PROBES, PROBED = 6, 0.2  # the best of so many counts; fewer if they take longer than this many seconds each
@@ -119,7 +120,9 @@ def _scored(work: Work, chunk: int, population: int, workers: int) -> int:
     same for a run that is resumed, whose chunk has been settled."""
     if chunk == 1 or work.task.chunk_gradients is None:
         return chunk
-    return min(fitted_chunk(work), -(-population // workers))
+    rows = min(work.task.rows_at_once, int(work.federation.test.sizes.max(initial=1)))
+    each = work.task.dtype.itemsize * (rows * work.federation.x[:1].numel() + work.task.dim)
+    return min(max(fitted_chunk(work), min(SMALL_CHUNK, SCORED_BYTES // each)), -(-population // workers))
 
 
 def _made(work: Work, train: Train, name: str, chunk: int, scored: int, workers: int, forms: Templates,
