@@ -31,8 +31,8 @@ from descant.errors import UsageError
 
 GATHERED = 2**23  # bytes of samples that are looked up at once: they stay in the last cache
 
-EVEN = 8  # batches by coins have any number of rows, and are filled up to a multiple: products of 32 columns
-# take two thirds of the time that those of 27 take
+EVEN = 8  # batches by coins have any number of rows, and are filled up to a multiple: 32 rows take two thirds
+# of the time that 27 take in the product with weights of 784 x 100
 
 
 @dataclass(frozen=True)
