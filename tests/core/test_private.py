@@ -176,7 +176,8 @@ def test_the_numbers_of_the_operating_system_are_uniform_and_normal_and_never_th
 
 def test_a_real_federation_does_not_draw_its_noise_from_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     task, shape = task_of("layers")
-    monkeypatch.setattr(private.random, "add_coarse_normal_", None)  # would fail
+    for name in ("draw_coarse_normal_", "add_coarse_normal_"):
+        monkeypatch.setattr(private.random, name, None)  # would fail
     own = PrivateTask(task, mechanism(noise=1.0, secret=True), len(shape))
     batch, model = batch_of(shape)._replace(key=None), task.init()
     with torch.no_grad():

@@ -11,6 +11,7 @@ from descant.core.federation import Federation
 from descant.core.splits import Table
 from descant.engine.batches import LocalWork, plan_chunk
 from descant.engine.pool import Pool
+from descant.engine.steps import groups
 
 SIZES = (7, 12, 1, 12, 30, 5, 9, 12, 3, 8, 12, 2, 6, 11, 4, 13, 10)  # so many that streams are made at once
 SEED, NUMBER = 3, 4
@@ -66,3 +67,11 @@ def test_full_batches_are_in_order() -> None:
                             draws=False, splits=())
     for client, size in enumerate(SIZES):
         assert tensors.rows[client, :size].tolist() == pool.train.table[client].tolist()
+
+
+@pytest.mark.parametrize(("widths", "rows", "found"), [
+    ([4, 4, 4], 100, [[0, 1, 2]]), ([4, 4, 4], 8, [[0, 1], [2]]), ([4, 4, 4], 0, [[0], [1], [2]]),
+    ([4, 4, 1, 4, 4, 1], 100, [[0, 1], [2], [3, 4], [5]]),  # rows of one group lie in lines, or none do
+])
+def test_what_is_looked_up_at_once(widths: list[int], rows: int, found: list[list[int]]) -> None:
+    assert [[*group] for group in groups(np.array(widths), rows)] == found

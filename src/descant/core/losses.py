@@ -27,7 +27,7 @@ def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)  # sequences: mean over positions
 
 
-@lru_cache(16)
+@lru_cache(1024)  # the shapes of a chunk whose clients end one after the other
 def _minus_one(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), -1.0, dtype=dtype, device=device).expand(shape)
 

@@ -31,7 +31,7 @@ def step_batches(plan: Plan, which: int, rows: Tensor, lengths: Tensor, key: Ten
         range(b, b + 1) for b in range(which % plan.per_step, len(plan.widths), plan.per_step)]
     x, y = plan.pool.train.x, plan.pool.train.y[rows].split(plan.widths, 1)
     given = None if counts is None else counts.split(plan.widths, 1)
-    weight = None if all(plan.whole) else _real(plan.widths, lengths).split(plan.widths, 1)
+    place = torch.arange(max(plan.widths))
     keys = random.fold(key[:, None], torch.arange(len(plan.widths))) if plan.draws else None
     made = _Inputs(x, plan.dtype, len(rows), max(plan.widths))
     for batches in groups:
@@ -44,15 +44,9 @@ def step_batches(plan: Plan, which: int, rows: Tensor, lengths: Tensor, key: Ten
             taken = made.of(_first(part, n))
             spent.gathering += now() - begun
             yield n, Batch(taken, _first(y[b], n),
-                           None if weight is None or plan.whole[b] else _first(weight[b], n),
+                           None if plan.whole[b] else place[: plan.widths[b]] < lengths[:n, b : b + 1],
                            None if keys is None else keys[:n, b],
                            None if given is None else _first(given[b], n))
-
-
-def _real(widths: tuple[int, ...], lengths: Tensor) -> Tensor:
-    """Which rows of all batches, end to end, are no padding, where [clients, batches] have so many."""
-    within = torch.cat([torch.arange(width) for width in widths])
-    return within < lengths.repeat_interleave(torch.tensor(widths), 1, output_size=len(within))
 
 
 class _Inputs:
@@ -73,10 +67,11 @@ class _Inputs:
 
 
 def groups(widths: np.ndarray, rows: int) -> tuple[range, ...]:
-    """The batches in groups of at most so many rows, but one batch at least."""
+    """The batches in groups of at most so many rows, but one batch at least. Those of a group have one width:
+    a short one would move the next client's rows off their line of the cache, and all would be copied."""
     found, start, taken = [], 0, 0
     for b, width in enumerate(widths.tolist()):
-        if b > start and taken + width > rows:
+        if b > start and (taken + width > rows or width != widths[start]):
             found.append(range(start, b))
             start, taken = b, 0
         taken += width

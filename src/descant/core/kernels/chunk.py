@@ -108,7 +108,8 @@ class ChunkGradients:
         losses, slopes = self._loss(outputs, y)
         share: Tensor | float = 1 / losses.shape[1]
         if weight is not None:
-            share = weight.to(losses.dtype) / weight.sum(1, keepdim=True)
+            real = weight.to(losses.dtype)  # whose sum is several times faster than that of bits
+            share = real / real.sum(1, keepdim=True)
             losses = losses * share
         if counts is not None:
             share, losses = counts * share, losses * counts
