@@ -45,6 +45,12 @@ class Case(NamedTuple):
     privacy: dict[str, Any] | None = None
     control: bool = False  # the rows that are looked for are somebody else's: what is found is chance
 
+    @property
+    def clients(self) -> int:
+        """In the federation. Where clients are hidden in a sum, nobody else is in it."""
+        hidden = self.privacy is not None and self.privacy["unit"] == "client"
+        return self.summed if hidden else self.summed + 1
+
 
 CASES = (
     Case("1 row, 1 step", 1),
@@ -56,6 +62,10 @@ CASES = (
     Case("8 rows of somebody who was not in that sum", 8, summed=10, control=True),
     Case("8 rows, rows clipped, noise 0.1", 8, privacy={"unit": "record", "clip": 1.0, "noise": 0.1}),
     Case("8 rows, rows clipped, noise 1", 8, privacy={"unit": "record", "clip": 1.0, "noise": 1.0}),
+    Case("8 rows, sum of 10 clients clipped, noise 0.1", 8, summed=10,
+         privacy={"unit": "client", "clip": 0.1, "noise": 0.1}),
+    Case("8 rows, sum of 10 clients clipped, noise 1", 8, summed=10,
+         privacy={"unit": "client", "clip": 0.1, "noise": 1.0}),
 )
 
 
@@ -69,8 +79,8 @@ class Found(NamedTuple):
 
 
 def observed_gradient(seen: Observed, summed: int, steps: int) -> Tensor:
-    """The gradient that the server computes from uploads: the mean of what it was sent, per step."""
-    change: Tensor = (seen.sent - seen.uploads[:summed]).mean(0)
+    """The gradient that follows from uploads: from the mean of what is seen of them, per step."""
+    change: Tensor = (seen.sent - seen.summed(summed)).mean(0)
     return change / (LR * steps)
 
 
@@ -139,7 +149,7 @@ def inverted(seen: Observed, gradient: Tensor, count: int, rows: Rows, starts: i
 
 
 def attack(case: Case, rows: Rows, starts: int = 4, steps: int = 300, seed: int = 0) -> Found:
-    made = clients(rows, case.summed + 1, case.rows, seed)
+    made = clients(rows, case.clients, case.rows, seed)
     seen = observe(made.federation, model=DNN(hidden=HIDDEN), lr=LR, batch=case.batch,
                    local={"steps": case.steps}, seed=seed, privacy=case.privacy)
     gradient = observed_gradient(seen, case.summed, case.steps)

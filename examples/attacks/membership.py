@@ -49,6 +49,11 @@ class Case(NamedTuple):
     privacy: dict[str, Any] | None = None
 
 
+def hidden(noise: float) -> dict[str, Any]:
+    """Clients hidden in a sum."""
+    return {"unit": "client", "clip": 1.0, "noise": noise}
+
+
 CASES = (
     Case("20 rows"),
     Case("20 rows, one round of one step", steps=1, batch="full", rounds=1),
@@ -56,6 +61,9 @@ CASES = (
     Case("20 rows, sum of 10 clients", summed=True),
     Case("20 rows, rows clipped, noise 1", privacy={"unit": "record", "clip": 1.0, "noise": 1.0}),
     Case("20 rows, rows clipped, noise 8", privacy={"unit": "record", "clip": 1.0, "noise": 8.0}),
+    Case("20 rows, sum of 10 clients clipped, noise 0.1", summed=True, privacy=hidden(0.1)),
+    Case("20 rows, sum of 10 clients clipped, noise 1", summed=True, privacy=hidden(1.0)),
+    Case("20 rows, what the server of that sum sees", privacy=hidden(1.0)),
 )
 
 
@@ -92,7 +100,7 @@ def attack(case: Case, rows: Rows, seed: int = 0) -> dict[str, tuple[float, floa
     made = clients(rows, CLIENTS, case.rows, seed, test=min(case.rows, 30))
     seen = observe(made.federation, model=DNN(hidden=HIDDEN), lr=LR, batch=case.batch, rounds=case.rounds,
                    local={"steps": case.steps}, seed=seed, privacy=case.privacy)
-    uploads = seen.uploads.mean(0).expand_as(seen.uploads) if case.summed else seen.uploads
+    uploads = seen.summed(CLIENTS).mean(0).expand_as(seen.uploads) if case.summed else seen.uploads
     kept: dict[str, tuple[list[Tensor], list[Tensor]]] = {name: ([], []) for name in SCORES}
     for upload, own, other in zip(uploads, made.train, made.test, strict=True):
         for k, part in enumerate((own, other)):
@@ -136,7 +144,7 @@ def main() -> None:
             for name in SCORES:
                 area_, share = np.mean([one[name] for one in each], 0)
                 lines.append([rows.name, case.label, name, f"{area_:.3f}", f"{share:.3f}"])
-                print(f"{rows.name:16} {case.label:34} {name:10} area {area_:.2f}  "
+                print(f"{rows.name:16} {case.label:44} {name:10} area {area_:.2f}  "
                       f"found {share:4.0%} at 5 % false", flush=True)
     draw(lines, chosen.out / "membership.png")
     with (chosen.out / "membership.csv").open("w", newline="", encoding="utf-8") as file:

@@ -16,7 +16,7 @@ from torch import Tensor
 import descant
 from descant import SGD, Federation
 from descant.algorithms import FedAvg
-from descant.core.algorithm import Round
+from descant.core.algorithm import ClientData, Message, Round
 from descant.core.task import Task, inputs
 from descant.core.vector import Model
 from descant.data.cache import data_dir
@@ -33,6 +33,26 @@ class Watched(FedAvg):
     def aggregate(self, server: Model, uploads: Model, round: Round) -> tuple[Model, dict[str, Any]]:
         self.seen.append((server.theta.clone(), uploads.theta.clone()))
         return super().aggregate(server, uploads, round)
+
+
+@dataclass(frozen=True)
+class Noised(FedAvg):
+    """FedAvg, whose server adds noise to a sum that hides clients. It is sent the uploads, which are written
+    down where they are made; others are sent what the noised sum gives."""
+
+    name: ClassVar[str] = "noised"
+    uploads: ClassVar[list[Tensor]] = []  # of all clients in turn, round by round
+    means: ClassVar[list[tuple[Tensor, Tensor]]] = []  # per round: the model that was sent; the mean
+
+    def local(self, task: Task, message: Message, state: tuple[()], data: ClientData
+              ) -> tuple[Model, tuple[()]]:
+        upload, state = super().local(task, message, state, data)
+        self.uploads.append(upload.theta.clone())
+        return upload, state
+
+    def absorb(self, server: Model, mean: Model, round: Round) -> tuple[Model, dict[str, Any]]:
+        self.means.append((server.theta.clone(), mean.theta.clone()))
+        return super().absorb(server, mean, round)
 
 
 class Rows(NamedTuple):
@@ -87,22 +107,33 @@ def clients(rows: Rows, count: int, size: int, seed: int = 0, test: int = 2) -> 
 
 
 class Observed(NamedTuple):
-    """What the server knows of a round: the model it sent, and what came back."""
+    """What is known of a round: the model that was sent, and what came back."""
 
     task: Task
     sent: Tensor  # [d]
-    uploads: Tensor  # [clients, d]
+    uploads: Tensor  # [clients, d] what the server was sent
+    noised: Tensor | None  # [d] their mean, as it is told where noise on the sum hides clients
     run: descant.Run
+
+    def summed(self, clients: int) -> Tensor:
+        """Rows [..., d] whose mean is all that is told of so many clients."""
+        return self.uploads[:clients] if self.noised is None else self.noised[None]
 
 
 def observe(federation: Federation, *, model: Any = "dnn", lr: float = 0.1, rounds: int = 1,
-            **settings: Any) -> Observed:
-    """The last round of a federation whose server watches."""
-    Watched.seen.clear()
+            privacy: dict[str, Any] | None = None, **settings: Any) -> Observed:
+    """The last round of a federation that is watched."""
+    method = Noised if privacy is not None and privacy["unit"] == "client" else Watched
+    for kept in (Watched.seen, Noised.uploads, Noised.means):
+        kept.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tiny clients: their scores are of no interest
-        run = descant.run(Watched(solver=SGD(lr=lr), weights="uniform"), federation=federation, model=model,
+        run = descant.run(method(solver=SGD(lr=lr), weights="uniform"), federation=federation, model=model,
                           rounds=rounds, dtype="float64", backend="loop", progress=False,
-                          eval={"every": rounds}, **settings)
+                          eval={"every": rounds}, privacy=privacy, **settings)
+    if method is Noised:
+        sent, noised = Noised.means[-1]
+        uploads = torch.stack(Noised.uploads[-federation.population:])
+        return Observed(run.setup.task, sent, uploads, noised, run)
     sent, uploads = Watched.seen[-1]
-    return Observed(run.setup.task, sent, uploads, run)
+    return Observed(run.setup.task, sent, uploads, None, run)

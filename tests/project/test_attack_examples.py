@@ -51,6 +51,17 @@ def test_members_are_told_from_others_and_a_sum_hides_them(example) -> None:
 
 
 @pytest.mark.slow
+def test_noise_on_the_sum_hides_members_from_others_but_not_from_its_server(example) -> None:
+    membership = example("membership")
+    found = membership.digits()
+    others, server = (membership.attack(membership.Case(label, rounds=3, summed=summed,
+                                                        privacy=membership.hidden(1.0)), found)
+                      for label, summed in (("others", True), ("server", False)))
+    assert server["direction"][0] > 0.6
+    assert others["direction"][0] < 0.55
+
+
+@pytest.mark.slow
 @pytest.mark.pictures
 def test_the_scripts_write_what_they_say(example, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, options, files in (
