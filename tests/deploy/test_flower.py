@@ -141,7 +141,8 @@ def test_nodes_that_all_take_part_have_their_states_at_hand(method: str, tmp_pat
 @some(3, "scaffold", "cgpfl", "pfedgt", "fedavg", "pfedme", "fedmap")
 def test_running_statistics_travel_too(method: str, tmp_path: Path) -> None:
     place = "flower_helpers:batchnorm"
-    wanted = experiment(method, model={"name": place})
+    # one by one, as nodes are: of the rounding in a bias before BatchNorm Adam makes whole steps
+    wanted = experiment(method, model={"name": place}, train={"backend": "loop"})
     server = flower.MemoryServer(flower.make_clients(DATA, tmp_path, allow=["flower_helpers"]))
     found = flower.federate(wanted, server, tmp_path / "server", alone=False, rules=rules(method))
     assert_same_run(found, simulated(wanted), 1e-10)

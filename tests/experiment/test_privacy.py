@@ -21,7 +21,7 @@ from descant.algorithms import ALGORITHMS, FedAvg
 from descant.core.federation import Federation
 from descant.core.permit import ran
 from descant.core.privacy import gradients
-from descant.core.privacy.settings import Privacy
+from descant.core.privacy.settings import Mechanism, Privacy
 from descant.core.tree import leaves
 from descant.engine.account import Account, Queries, front
 from descant.engine.batches import LocalWork
@@ -328,17 +328,16 @@ def test_an_audit_never_measures_more_than_is_claimed(sampling: Any) -> None:
 @pytest.mark.parametrize("sampling", ["known", "poisson"])
 @pytest.mark.parametrize("fault", ["no noise", "a third of the noise", "no clip"])
 def test_an_audit_notices_what_is_missing(fault: str, sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, clipped = gradients.drawn, gradients.clipped
+    noise_of, clipped = gradients.noise_of, gradients.clipped
     if fault == "no clip":
         monkeypatch.setattr(gradients, "clipped", lambda *given: torch.ones_like(clipped(*given)))
     else:
         left = 0.0 if fault == "no noise" else 1 / 3
 
-        def less(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            normals, deviation = drawn(*given)
-            return normals, left * deviation
+        def less(mechanism: Mechanism, *given: Any) -> gradients.Noise:
+            return noise_of(dataclasses.replace(mechanism, noise=left * mechanism.noise), *given)
 
-        monkeypatch.setattr(gradients, "drawn", less)
+        monkeypatch.setattr(gradients, "noise_of", less)
     measured, account = audit(sampling)
     assert measured > account.spent(1)
 
