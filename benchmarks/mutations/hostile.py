@@ -123,7 +123,7 @@ TROUBLE: tuple[Mutation, ...] = (
              "a client is not told that it is refused"),
     Mutation("deploy/client_manager.py", "rest = max(0.1, min(TIMEOUT, until - time.monotonic()))",
              "rest = TIMEOUT", deploy("trouble", "clients_join_again_together_and_within_the_deadline"),
-             "joining again outlasts the deadline"),
+             "joining again outlasts the deadline", "slow"),
     Mutation("deploy/client_manager.py", "return None if failed else [self._clients[name] for name in self.names]",
              "return [self._clients[name] for name in self.names]",
              deploy("trouble", "a_client_that_does_not_join_is_waited_for"),

@@ -134,8 +134,9 @@ def test_with_a_cluster_for_each_client_nobody_shares() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("alpha", [1.0, 0.6])
-@pytest.mark.parametrize("lam", [2.0, LearnedVariance(epsilon=0.01), Adaptive(rounds=2, c=20.0)])
+@pytest.mark.parametrize(("lam", "alpha"), [
+    (lam, alpha) if lam == 2.0 or alpha == 0.6 else pytest.param(lam, alpha, marks=pytest.mark.slow)
+    for lam in (2.0, LearnedVariance(epsilon=0.01), Adaptive(rounds=2, c=20.0)) for alpha in (1.0, 0.6)])
 def test_planted_clusters_are_found_and_then_each_is_a_pfedme(lam: Any, alpha: float) -> None:
     """Optima 9 apart against 0.3 within a group: the first round finds the groups. From then on cluster k is
     pFedMe on its own members, from the same w. With rules for lam too: their evidence is the members', from

@@ -47,7 +47,7 @@ def test_what_a_cohort_is_sent() -> None:
         torch.testing.assert_close(newcomer.theta, A.mean(0))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_it_comes_to_rest_at_its_fixed_point() -> None:
     """w_i = (H_i + lam)^-1 (H_i a_i + lam u_i), u = xi(w) w: one round with exact solves leaves it there."""
     lam = 1.0

@@ -25,7 +25,7 @@ FULL: dict[str, Any] = {"batch": "full", "local": {"steps": 1}, "backend": "vect
 DOUBLE = torch.float64
 
 
-@pytest.mark.parametrize("backend", ["loop", "vectorised"])
+@pytest.mark.parametrize("backend", [pytest.param("loop", marks=pytest.mark.slow), "vectorised"])
 @pytest.mark.parametrize("aggregation", ["responsibilities", "samples"])
 @pytest.mark.parametrize("solver", [SGD(lr=0.1, momentum=0.5), Adam(lr=0.02)])
 def test_one_component_is_fedavg(backend: str, aggregation: Any, solver: Any) -> None:

@@ -116,6 +116,7 @@ def test_the_fixed_point() -> None:
             close(e.personal().theta, local_solutions(w, lam), 1e-9)
 
 
+@pytest.mark.slow
 def test_the_fixed_point_with_a_variance_for_each_coordinate() -> None:
     """Eq. 16: the same with P = diag(1 / sigma2_j) in place of lam I."""
     P = torch.diag(1 / VARIANCES)
@@ -287,8 +288,9 @@ THEOREM: dict[str, tuple[Any, Tree]] = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("case", "likelihood"), [
-    *((case, "mean") for case in THEOREM), ("learned", "sum"),
-    pytest.param("input_convex", "sum", marks=pytest.mark.slow)])
+    *(pytest.param(case, "mean", marks=pytest.mark.slow if case in ("robust", "input_convex") else ())
+      for case in THEOREM),
+    ("learned", "sum"), pytest.param("input_convex", "sum", marks=pytest.mark.slow)])
 def test_the_server_steps_down_the_gradient_of_m(case: str, likelihood: Any) -> None:
     """Theorem 1, for any prior: gamma+ = gamma - lambda grad M(gamma), M(gamma) = sum_k w_k min L_k + R. The
     step of a round is held against Danskin's formula, and in two random directions against differences of M
@@ -327,7 +329,7 @@ def test_the_envelope_of_quadratics() -> None:
     close(found.thetas, local_solutions(W0, lam), 1e-13)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_envelope_of_a_network_s_losses() -> None:
     """Losses that are not quadratic (logistic regression), where Newton's method takes several steps: the
     local gradient vanishes at theta_k, and M's gradient is that of finite differences."""
@@ -354,7 +356,7 @@ def test_the_gaussian_prior_as_a_function_is_the_gaussian_prior() -> None:
     assert_same(results[0], results[1], 1e-13)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_rounds_with_any_prior_reach_the_minimiser_of_m() -> None:
     """Gradient descent on M ends where its gradient vanishes."""
     with engine(FedMAP(Robust(), SGD(lr=0.5), weights="samples", server_lr=2.0), FEDERATION, "quadratic",
@@ -637,7 +639,7 @@ def line_errors(theta: Tensor) -> Tensor:
     return (slope * k + theta[:, 1] - 4 * k).square() + slope.square()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_a4_the_prior_finds_what_the_lines_share(seed: int) -> None:
     """The slope is -1 for all, the intercepts are 0, 4, ..., 16, and all data together has a rising line. The
     learned prior has a falling mean, and holds the slope about ten times as firmly as the intercept; so the

@@ -110,7 +110,7 @@ def test_fedprox(weights: Any, solver: Any) -> None:
 
 @pytest.mark.thorough
 @both_weights
-@pytest.mark.parametrize("solver", [SGD(lr=0.6), Proximal(lr=0.6)])
+@pytest.mark.parametrize("solver", [SGD(lr=0.6), pytest.param(Proximal(lr=0.6), marks=pytest.mark.slow)])
 def test_ditto(weights: Any, solver: Any) -> None:
     """w is FedAvg's (no prior: a proximal step is a gradient step); v_i minimises f_i(v) + lam/2 ||v - w||^2:
     v_i = (H_i + lam)^-1 (H_i a_i + lam w), whatever the number of steps, because v_i persists."""
@@ -196,8 +196,8 @@ def test_scaffold_reaches_the_optimum_that_fedavg_misses(option: Any) -> None:
         close(e.states(), torch.einsum("ijk,ik->ij", H, optimum - A), 1e-7)  # grad f_i at the optimum
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("option", [pytest.param("I", marks=pytest.mark.slow), "II"])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold_reaches_the_optimum_with_sampled_cohorts(option: Any) -> None:
     with engine(SCAFFOLD(eta_l=0.2, option=option), FEDERATION, "quadratic", **settings(4, cohort=2)) as e:
         e.play(250)

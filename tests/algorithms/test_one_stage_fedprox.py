@@ -86,7 +86,8 @@ def test_both_models_reach_the_closed_form(weights: Any, lam: Any, form: str) ->
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("lam", "gamma"), [(0.7, 2.0), (OWN, 0.9), (OWN, 1.2)])
+@pytest.mark.parametrize(("lam", "gamma"), [(0.7, 2.0), *(
+    pytest.param(OWN, gamma, marks=pytest.mark.slow) for gamma in (0.9, 1.2))])
 def test_the_fixed_point_does_not_depend_on_gamma(lam: Any, gamma: float) -> None:
     expected = solution(lam, WEIGHTS["uniform"])
     algorithm = OneStageFedProx(lam=lam, eta=0.45 if lam == OWN else 0.7, K=3, gamma=gamma)
@@ -105,7 +106,7 @@ def test_without_pull_every_client_is_alone() -> None:
         close(e.model.theta, WEIGHTS["samples"] @ A, 1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_with_a_strong_pull_all_clients_agree_on_globaltrain() -> None:
     """lam -> inf: lam A_i -> H_i, so that w_g and all w_i are (sum_i H_i)^-1 sum_i H_i a_i + O(1 / lam): ten
     times the pull, a tenth of the distance. The same model that GlobalTrain's own run finds."""
@@ -375,7 +376,7 @@ def test_with_a_learned_variance_all_three_parts_agree(gamma: float | None) -> N
     close(s * (s + 0.5) ** 2, V / (4 * 0.05), 1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_with_an_adaptive_lam_it_reaches_the_solution_for_the_lam_chosen() -> None:
     """Also of each client's own: objective (18) with the lam_i that the rule has found."""
     for per_client in (False, True):

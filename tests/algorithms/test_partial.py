@@ -82,7 +82,7 @@ def test_fedper_with_private_intercepts_is_the_within_estimator() -> None:
                                    atol=1e-9)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_lg_fedavg_shares_what_fedper_keeps() -> None:
     """One intercept for all and a slope for each: at the least squares of that model."""
     with engine(LGFedAvg(shared=("bias",), solver=SGD(lr=0.2)), WITHIN, linear(), **FULL) as e:
@@ -149,7 +149,7 @@ def test_a_newcomer_fits_its_private_layers_alone(method: FedPer) -> None:
 # -- FedRep and FedBABU ------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fedrep_recovers_a_planted_representation() -> None:
     """y = x B h_i with B [10, 2]: the sine of the largest angle between the learned and the true subspace
     falls to that of the noise (Theorem 1 of the paper: by a constant factor a round)."""

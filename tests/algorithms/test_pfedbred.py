@@ -223,7 +223,8 @@ def test_identity_is_pfedme_whatever_the_meta_steps() -> None:
         assert_same(played(mine, ragged(), 3), played(pFedMe(lam=2.0, eta=0.1, alpha=0.07, K=3), ragged(), 3))
 
 
-@pytest.mark.parametrize(("start", "order"), [*((start, "first") for start in STARTS), ("last", "exact")])
+@pytest.mark.parametrize(("start", "order"), [
+    *((start, "first") for start in STARTS), pytest.param("last", "exact", marks=pytest.mark.slow)])
 def test_the_hybrid_has_the_two_others_as_its_parts(start: Any, order: Any) -> None:
     """mh(eta=0) = lg and mh(eta_a=0) = meg, exactly; so has the nested form the second."""
     usual: dict[str, Any] = {"lam": 2.0, "a_m": 0.1, "a": 0.07, "K": 2, "start": start, "order": order}
@@ -350,7 +351,7 @@ def test_the_inner_step_of_eq_22_is_that_of_the_gradient_where_nobody_says() -> 
 
 
 @pytest.mark.parametrize(("family", "strategy"), [
-    *(pytest.param(family, "mh", marks=pytest.mark.slow if family == "own mixture" else ())
+    *(pytest.param(family, "mh", marks=pytest.mark.slow if family.startswith("own ") else ())
       for family in FAMILIES),
     *((family, strategy) for family in ("gaussian", "bernoulli") for strategy in ("lg", "mh_nested"))])
 def test_the_exact_step_of_w_is_down_the_gradient_of_the_objective(family: str, strategy: Any) -> None:

@@ -218,7 +218,9 @@ SOLVES: dict[str, tuple[pFedGT, dict[str, Any]]] = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("case", SOLVES)
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=pytest.mark.slow if case.endswith(" start") or case == "told at once" else ())
+    for case in SOLVES])
 def test_general_quadratics_reach_the_equilibrium(case: str) -> None:
     """The one linear solve, to 1e-6, with all clients or a sample of them. The residual of the game vanishes,
     by the states alone and by gradients over all data; c is the mean message."""
@@ -256,7 +258,7 @@ def test_the_printed_lambda_comes_to_rest_at_another_point() -> None:
         close(residual + 0.5 * 0.75 * states.c.mean(0), torch.zeros(M, D, dtype=torch.float64), 1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_tracking_is_exact_over_200_random_rounds() -> None:
     """c = mean_i c_i to 1e-10, with sampled cohorts of which some drop out, minibatches and noise; and a
     client whose uploads are never accepted."""

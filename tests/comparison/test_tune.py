@@ -412,7 +412,7 @@ def stopping(at: int, error: type[BaseException]) -> Callable[[int], None]:
     return stop
 
 
-@pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [Stopped, pytest.param(KeyboardInterrupt, marks=pytest.mark.slow)])
 def test_a_stopped_search_goes_on_as_if_nothing_had_happened(
         unbroken: Path, tmp_path: Path, error: type[BaseException]) -> None:
     for at, done in ((6, 1), (14, 3), (14, 3), (23, 5)):  # in the middle of a trial of four rounds each

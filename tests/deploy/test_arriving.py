@@ -86,6 +86,7 @@ def test_the_sum_is_the_same_in_any_order(at_once: bool) -> None:
         assert found.total.clients == n
 
 
+@pytest.mark.slow
 def test_what_waits_can_be_changed_and_left_out() -> None:
     def halved(position: int, tree: Tree) -> Tree:
         return map_tree(lambda leaf: leaf / 2, tree) if position == 1 else tree

@@ -26,6 +26,7 @@ def run() -> descant.Run:
     return descant.run("ditto", federation=federation, rounds=3, backend="vectorised", eval={"every": 1})
 
 
+@pytest.mark.slow
 def test_the_hub_reads_the_card(run, tmp_path):
     hub = pytest.importorskip("huggingface_hub")
     place = export_model(run, "north: 1", tmp_path, card=True)
@@ -54,6 +55,7 @@ def test_a_shared_model_has_no_figures_of_a_client(run, tmp_path):
     assert not (export_model(run, None, tmp_path / "plain") / "README.md").exists()
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_same(tmp_path):
     assert call("run", "--set", "train.rounds=2", "--out", tmp_path / "run").code == 0
     done = call("export", tmp_path / "run", "--client", "3", "--to", tmp_path / "typed", "--card")

@@ -602,6 +602,7 @@ def raw_rows() -> torch.Tensor:
     return rows
 
 
+@pytest.mark.slow
 def test_a_file_for_pytorch_takes_rows_as_they_are(kept: Path, tmp_path: Path) -> None:
     result = call("export", kept / "run", "--client", "bb", "--to", tmp_path, "--torch-export")
     assert result.exit_code == 0, result.stderr
@@ -715,9 +716,9 @@ def test_a_file_with_other_outputs_is_not_written(
 
 
 @pytest.mark.parametrize("method", [
-    {"name": "fedavg", "finetune": 2}, {"name": "pfedme"}, {"name": "cgpfl", "K": 2}, {"name": "pfedgt"},
+    {"name": "fedavg", "finetune": 2}, {"name": "cgpfl", "K": 2},
     *(pytest.param({"name": name}, marks=pytest.mark.slow)
-      for name in ("fedmap", "localtrain", "ditto", "scaffold"))],
+      for name in ("pfedme", "pfedgt", "fedmap", "localtrain", "ditto", "scaffold"))],
     ids=lambda method: method["name"])
 def test_a_newcomer_gets_what_the_simulator_gives_an_unseen_client(
         method: dict[str, Any], tmp_path: Path) -> None:

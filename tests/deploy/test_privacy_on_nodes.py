@@ -43,6 +43,7 @@ def model_of(run: Run) -> torch.Tensor:
     return torch.cat([leaf.flatten() for _, leaf in leaves(run.snapshot("last").server)])
 
 
+@pytest.mark.slow
 def test_two_federations_with_one_seed_have_other_noise_and_nothing_comes_from_the_stream(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("draw_coarse_normal_", "add_coarse_normal_"):

@@ -19,7 +19,8 @@ from descant.experiment.run import Setup
 from flower_helpers import DATA, experiment
 
 
-@pytest.mark.parametrize(("method", "rule"), [("cgpfl", Robust("norm")), ("fedper", Robust("median"))])
+@pytest.mark.parametrize(("method", "rule"), [
+    pytest.param("cgpfl", Robust("norm"), marks=pytest.mark.slow), ("fedper", Robust("median"))])
 def test_nodes_and_simulation_agree(method: str, rule: Robust, tmp_path: Path) -> None:
     wanted = dataclasses.replace(experiment(method), robust=rule)
     simulated = runs.start(Setup.of(wanted)).snapshot("last").server

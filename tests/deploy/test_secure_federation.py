@@ -205,6 +205,7 @@ LIES = {
 }
 
 
+@pytest.mark.slow
 def test_a_client_that_lies_in_form_is_left_out(tmp_path: Path) -> None:
     """In every round with another lie: all of them end as if its reply were lost."""
     rounds = range(1, len(LIES) + 1)

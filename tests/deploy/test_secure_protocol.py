@@ -292,6 +292,7 @@ def test_nothing_is_revealed_before_enough_have_signed() -> None:
         trial.participants[0].unmask(survivors, few | {3: other.server.signatures()[3]})
 
 
+@pytest.mark.slow
 def test_split_views_never_give_a_seed_and_a_key() -> None:
     """By brute force over what a server tells each of five clients that do not talk to each other: client 4
     is in the sum, or is not. Never are there enough shares of both its seed and its key."""

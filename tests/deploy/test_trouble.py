@@ -56,6 +56,7 @@ def jobs(payload: Any, what: str) -> bool:
     return WireMessage.decode(payload).facts["what"] == what
 
 
+@pytest.mark.slow
 def test_clients_join_again_together_and_within_the_deadline(tmp_path: Path) -> None:
     """Each that has lost its membership and does not reply would have cost a minute, one after the other."""
     wanted = experiment("fedavg", train={"rounds": 2}, eval={"every": 5})
@@ -97,7 +98,7 @@ def test_clients_join_again_together_and_within_the_deadline(tmp_path: Path) -> 
     assert all(float(reason.split()[-2]) <= 2.0 for _, _, reason in told.of("lost"))  # seconds, no minute
 
 
-@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+@pytest.mark.parametrize("jump", [3600.0, pytest.param(-3600.0, marks=pytest.mark.slow)])
 def test_a_clock_that_jumps_makes_nobody_late(
         jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an hour, while clients work; of those that never reply the deadline is what it was."""
@@ -120,7 +121,8 @@ def test_a_clock_that_jumps_makes_nobody_late(
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("trouble", ["drops", "hangs", "fails"])
+@pytest.mark.parametrize("trouble", ["drops", *(pytest.param(each, marks=pytest.mark.slow)
+                                               for each in ("hangs", "fails"))])
 def test_a_client_that_does_not_join_is_waited_for(
         trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between gathering and joining, it disconnects; or it never replies; or it fails and is mended."""

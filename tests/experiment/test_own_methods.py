@@ -419,7 +419,8 @@ def test_a_package_offers_methods(install: Install, here: Path) -> None:
         descant.run("their", federation=descant.federation("logistic", clients=3, dim=4))
 
 
-@pytest.mark.parametrize(("text", "place", "words"), [
+@pytest.mark.parametrize(("text", "place", "words"), [pytest.param(*case, marks=(
+    pytest.mark.slow if k else ())) for k, case in enumerate([
     ("import no_such_module", "Theirs", "its import fails with ModuleNotFoundError: No module named"),
     ("1 / 0", "Theirs", "its import fails with ZeroDivisionError: division by zero; update the package"),
     (code("theirs"), "Nothing", "its import fails with AttributeError"),
@@ -427,7 +428,7 @@ def test_a_package_offers_methods(install: Install, here: Path) -> None:
     (code("theirs"), "no place!", "its import fails with"),
     (code("other"), "Theirs", "the class calls itself other: its entry point must have that name"),
     (code("theirs", "Algorithm").replace(".algorithms", ""), "Theirs", "it lacks the functions adapt"),
-])
+])])
 def test_a_broken_package_is_named_and_breaks_nothing_else(text: str, place: str, words: str, here: Path,
                                                            install: Install, request: Any) -> None:
     package = f"broken-{abs(hash(request.node.name))}"

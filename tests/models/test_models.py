@@ -44,6 +44,7 @@ from descant.priors.solve import SGD
 from helpers import CLASSES, assert_same, engine, make_work, ragged
 
 NETWORKS = {name: spec for name, spec in MODELS.items() if issubclass(spec, NetworkSpec)}
+LARGE = ("resnet18", "fedbn_alexnet")  # networks whose layers others have as well
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
@@ -174,7 +175,8 @@ def both_ways(work: Work, clients: Any = (0, 1, 2, 3, 4)) -> tuple[Any, Any]:
     return together, alone.values
 
 
-@every_network
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ())
+                                  for name in NETWORKS])
 def test_gradients_are_the_same_together_and_one_by_one(name: str) -> None:
     """Batches of 4 from clients with 9, 5, 1, 7 and 3 rows: short ones are filled up, and there are single
     rows. Warnings are errors, also that torch has no rule to vectorise an operation."""
@@ -191,7 +193,8 @@ def test_group_norm_is_the_same_together_and_one_by_one() -> None:
     assert_same(*both_ways(work), 1e-10)
 
 
-@pytest.mark.parametrize("name", ["cnn2", "fedmap_cnn", "lstm", "resnet18"])
+@pytest.mark.parametrize("name", [
+    "cnn2", "fedmap_cnn", "lstm", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_gradients_are_those_of_the_module_itself(name: str) -> None:
     """At real width, on a whole batch: torch trains the module, in the ordinary way, to the same gradient."""
     fed = federation(name)

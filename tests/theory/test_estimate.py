@@ -248,13 +248,11 @@ def test_r_is_never_imaginary() -> None:
     assert exact.R_max > exact.R
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("dataset", "fields", "model", "ridge"), [
     ("quadratics", {"dim": 6, "rows": 20, "noise": 3.0, "spread": 0.5}, "quadratic", 0.0),
-    pytest.param("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.1}, "mclr", 1 / 200,
-                 marks=pytest.mark.slow),
-    pytest.param("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.4}, "mclr", 0.2 / 200,
-                 marks=pytest.mark.slow),
+    ("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.1}, "mclr", 1 / 200),
+    ("logistic", {"dim": 4, "classes": 3, "rows": 200, "heterogeneity": 0.4}, "mclr", 0.2 / 200),
 ])
 def test_the_noise_is_taken_off_r(dataset: str, fields: dict[str, Any], model: str, ridge: float) -> None:
     """Over four seeds, the corrected R is much nearer to the known one on average. (A ridge shrinks the
