@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from descant.algorithms.ditto import Ditto
@@ -41,3 +43,17 @@ def test_figures_do_not_depend_on_who_is_scored_together() -> None:
         personal, shared = whole  # type: ignore[misc]
         for own, common in zip(personal, shared, strict=True):  # each model has its own, in both splits
             assert not own.nan_to_num(-1.0).equal(common.nan_to_num(-1.0))
+
+
+def test_every_worker_has_as_many_to_score() -> None:
+    """Also where all clients would fit into one chunk; those who train together stay together."""
+    with engine(Ditto(), ragged(SIZES), backend="processes", chunk=4, workers=3) as e:
+        def parts(job: Any, count: int) -> list[int]:
+            return [len(e.everyone[:count][part]) for _, part in e.backend._chunks(job, e.everyone[:count])]
+
+        e.backend.scored = 40
+        assert parts("score", 20) == [7, 7, 6]
+        assert parts("score_newcomer", 121) == [21] * 5 + [16]
+        assert parts("score", 2) == [1, 1]
+        assert parts("score", 0) == []
+        assert parts("local", 9) == [4, 4, 1]

@@ -15,6 +15,8 @@ from descant.engine.backends.memory import keep_freed_memory
 from descant.engine.outcome import Outcome, gather
 from descant.engine.work import Job, Work
 
+SCORING: tuple[Job, ...] = ("score", "score_newcomer")
+
 
 class Planned(NamedTuple):
     """A job for some clients, which is run soon."""
@@ -58,9 +60,13 @@ class Backend(ABC):
 
     def _chunks(self, job: Job, clients: np.ndarray) -> Iterator[tuple[int, slice]]:
         # depends on the list alone, never on timing
-        chunk = self.scored if job in ("score", "score_newcomer") else self.chunk
+        chunk = self._chunk_of(job, len(clients))
         for start in range(0, len(clients), chunk):
             yield start, slice(start, start + chunk)
+
+    def _chunk_of(self, job: Job, count: int) -> int:
+        """How many of so many clients run together."""
+        return self.scored if job in SCORING else self.chunk
 
 
 class InProcess(Backend):

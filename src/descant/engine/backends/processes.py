@@ -30,7 +30,7 @@ from descant.core.sums import GRIDS, Binned, Total
 from descant.core.tree import Tree, leaves, map_tree, nbytes, rebuild, take
 from descant.core.units import size
 from descant.engine.adding import Adder, Adding
-from descant.engine.backends.base import Backend
+from descant.engine.backends.base import SCORING, Backend
 from descant.engine.backends.memory import free_memory, keep_freed_memory
 from descant.engine.outcome import Outcome, gather
 from descant.engine.work import Job, Work
@@ -76,6 +76,7 @@ class Processes(Backend):
     def __init__(self, work: Work, chunk: int, workers: int, templates: Templates, scored: int | None = None
                  ) -> None:
         super().__init__(work, chunk, scored)
+        keep_freed_memory()  # states pass through this process, too
         self._templates = templates
         _ = work.pool  # made here, it is one for all workers
         rows = max(self.chunk, self.scored)
@@ -152,6 +153,14 @@ class Processes(Backend):
             for worker in told:
                 total = _unpack_total(self._slots[worker].total, self._receive(worker))
                 yield len(clients), Outcome(np.zeros(0, np.int64), (), {}, 0, total=total)
+
+    def _chunk_of(self, job: Job, count: int) -> int:
+        """Scoring is divided evenly, so that no worker is idle where few clients are scored."""
+        most = super()._chunk_of(job, count)
+        if job not in SCORING:
+            return most
+        parts = len(self._workers) * max(1, -(-count // (most * len(self._workers))))
+        return max(1, -(-count // parts))
 
     def _send(self, worker: int, request: WorkerRequest | str) -> None:
         try:
