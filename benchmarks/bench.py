@@ -44,7 +44,7 @@ def bench(
 ) -> None:
     """Measure how fast descant is here, beside a hand-written PyTorch loop and beside the bare arithmetic.
 
-    Without --quick this takes about ten minutes on two cores, and also shows how cost grows with clients,
+    Without --quick this takes about twenty minutes on two cores, and also shows how cost grows with clients,
     cohort and model.
     """
     with reporting("stopped: nothing is written") as console:
