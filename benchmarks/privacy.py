@@ -64,7 +64,7 @@ def without_noise(play: Callable[[int], float]) -> Callable[[int], float]:
 
 
 def drawing(count: int) -> dict[str, float]:
-    """Seconds for so many normal numbers of a client: descant's, which follow from its key, and are added; and
+    """Seconds for so many normal numbers of a client: descant's, which follow from its key and are added, and
     torch's."""
     into, keys, generator = torch.zeros(CLIENTS, count), torch.arange(CLIENTS), torch.Generator()
     ways = {"descant": lambda: random.add_coarse_normal_(into, keys, torch.ones(CLIENTS)),
