@@ -483,7 +483,6 @@ def test_every_check_finds_something() -> None:
     assert {check for check, _ in FAULTS.values()} == {*CHECKS}
 
 
-@pytest.mark.slow
 def test_faults_can_be_reported_together_and_left_out() -> None:
     found = check_algorithm(ChangedUploads(), on_fail="report")
     assert [failure.check for failure in found] == ["pure"]

@@ -179,12 +179,17 @@ def test_python_names_it_and_the_directory_knows_its_place(here: Path) -> None:
         assert (table["name"], table["lam"]) == (PLACE, lam)
         with pytest.warns(UserWarning, match="only an example"):
             assert descant.resume(out, rounds=2, allow=[PACKAGE]).rounds == 2
-    (here / PACKAGE / "moved.py").write_text(OWN)  # a class may move to another module
-    moved = methods.find(PLACE.replace("methods", "moved"), "algorithm.name")(lam=0.5)  # type: ignore[call-arg]
-    for rounds, again in ((3, method), (4, moved)):  # as before: with the same call
+
+
+def test_a_run_goes_on_when_its_class_has_moved(here: Path) -> None:
+    (here / PACKAGE / "moved.py").write_text(OWN)
+    places = (PLACE, PLACE, PLACE.replace("methods", "moved"))
+    for rounds, place in enumerate(places, 1):  # with the same call each time
+        method = methods.find(place, "algorithm.name")(lam=0.5)  # type: ignore[call-arg]
         with pytest.warns(UserWarning, match="only an example"):
-            assert descant.run(again, federation=federation, out="b", rounds=rounds, resume=True
-                               ).rounds == rounds
+            run = descant.run(method, federation=descant.federation("logistic", clients=3, dim=4), out="run",
+                              rounds=rounds, backend="loop", resume=rounds > 1)
+        assert run.rounds == rounds
 
 
 def test_a_class_that_cannot_be_imported_has_only_its_name(tmp_path: Path) -> None:
