@@ -98,6 +98,14 @@ def test_more_clients_than_can_be_added_without_rounding_are_refused(monkeypatch
         added([Total.of(parts, weights), Total.of(parts, weights)])
 
 
+@pytest.mark.parametrize("number", [2.0**31 - 1, 2.0**31, 2.0**31 + 1, 2.0**32 - 1, 2.0**63 + 2.0**20, 3e-20])
+def test_a_piece_is_at_most_half_a_unit_of_the_grid_above(number: float) -> None:
+    top, pieces = Total.of((torch.tensor([[number]], dtype=torch.float64),), torch.ones(1)).parts["0"]
+    for k, piece in enumerate(pieces.flatten().tolist()):
+        assert abs(piece) <= 2.0 ** (sums.WIDTH * (top - k + 1) - 1)
+    assert float(pieces.sum()) == number
+
+
 def test_the_pieces_of_a_full_grid_add_up_without_rounding() -> None:
     """2^20 times the largest piece that there can be: half a unit of the grid above."""
     most = torch.full((4,), 2.0**31, dtype=torch.float64)

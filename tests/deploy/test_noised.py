@@ -157,7 +157,6 @@ def test_the_server_sees_no_sum_without_noise(tmp_path: Path, monkeypatch: pytes
     assert run.history[0]["loss"] is None
 
 
-@pytest.mark.slow
 def test_a_client_keeps_its_budget_by_its_own_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds are within the budget, three are not. A server that goes on all the same gets no sum."""
     once, twice, thrice = (epsilon(Event(1.0, 1.0, k), 1e-5) for k in (1, 2, 3))

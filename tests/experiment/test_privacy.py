@@ -244,8 +244,8 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any], words: str) -> N
         Setup.of(made(settings)).decided()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"scale": "client"}, {"impute": "client"}], ids=str)
+@pytest.mark.parametrize("settings", [
+    {"scale": "client"}, pytest.param({"impute": "client"}, marks=pytest.mark.slow)], ids=str)
 def test_rows_that_are_changed_by_other_rows_are_refused(settings: dict[str, Any]) -> None:
     """One row that moves the mean of its client moves what all other rows add, each by up to twice the clip:
     the noise is for one. A client with all its rows may do with them what it likes."""
