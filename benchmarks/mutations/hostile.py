@@ -116,11 +116,11 @@ PARTICIPANTS: tuple[Mutation, ...] = (
 TROUBLE: tuple[Mutation, ...] = (
     Mutation("deploy/server.py", "return max(groups, key=len, default=[])", "return groups[0] if groups else []",
              deploy("trouble", "a_wrong_file_that_connects_first_is_the_one_that_is_refused"),
-             "the first file is the right one"),
+             "the first file is the right one", "slow"),
     Mutation("deploy/client_manager.py", "        if until == math.inf:\n            for _ in",
              "        if False:\n            for _ in",
              deploy("trouble", "a_wrong_file_that_connects_first_is_the_one_that_is_refused"),
-             "a client is not told that it is refused"),
+             "a client is not told that it is refused", "slow"),
     Mutation("deploy/client_manager.py", "rest = max(0.1, min(TIMEOUT, until - time.monotonic()))",
              "rest = TIMEOUT", deploy("trouble", "clients_join_again_together_and_within_the_deadline"),
              "joining again outlasts the deadline", "slow"),

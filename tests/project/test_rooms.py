@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,4 +84,11 @@ def test_every_mutation_fits_the_code(mutation: Mutation) -> None:
     assert changed != text
     ast.parse(changed)
     for test in mutation.tests:
-        assert (ROOT / test.partition("::")[0]).exists(), test
+        file, _, name = test.partition("::")
+        assert (ROOT / file).exists(), test
+        if name:  # one that the mark leaves out would notice nothing
+            before, found, _ = (ROOT / file).read_text(encoding="utf-8").partition(f"def {name}(")
+            assert found, test
+            is_slow = "@pytest.mark.slow\n" in before.rpartition("\n\n\n")[2] or re.search(
+                r"^pytestmark = .*mark\.slow\b", before, re.MULTILINE)
+            assert mutation.mark == ("slow" if is_slow else "not slow"), test
