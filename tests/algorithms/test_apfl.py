@@ -48,8 +48,8 @@ def test_with_alpha_zero_it_is_fedavg(solver: Any, beta: float) -> None:
         assert_same(e.states().v.theta, torch.zeros((5, 4), dtype=torch.float64))  # v has not moved
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("alpha", [pytest.param(0.0, marks=pytest.mark.slow), 0.6])
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_w_is_fedavg_s_for_any_alpha(alpha: float) -> None:
     """Also with BatchNorm, whose statistics are each model's own; in part of the cohort."""
     settings: dict[str, Any] = {"cohort": 3, "backend": "vectorised", "chunk": 2}

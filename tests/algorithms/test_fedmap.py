@@ -394,7 +394,7 @@ def test_the_stationary_point_of_mean_and_variance() -> None:
         assert flat(envelope(losses, prior, MeanAndVariance(mu, s), COUNTS).grad).abs().max() < 1e-8
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_gradient_steps_reach_the_same_stationary_point() -> None:
     exact = FedMAP(LearnedVariance(epsilon=0.1), SGD(lr=0.8), weights="samples")
     slow = dataclasses.replace(exact, prior=LearnedVariance(epsilon=0.1, lr=2.0), server_lr=1.0)

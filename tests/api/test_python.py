@@ -113,7 +113,7 @@ def test_a_run_is_that_of_the_command_line_bit_for_bit(file, tmp_path):
     assert [name for name in typed.keys() | python.keys() if typed.get(name) != python.get(name)] == []
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_experiment_is_a_file_its_sections_an_object_or_a_federation(file, tmp_path):
     from descant.experiment.config import read_toml
 

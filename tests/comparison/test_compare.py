@@ -523,6 +523,7 @@ def test_patience_and_equal_budgets_do_not_go_together(tables: dict[str, Any], t
 # -- what decides --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_metric_is_one_for_all_runs_and_stays(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
     out = tmp_path / "out"
     plan, _ = made(tables, out, [0], algorithms="fedavg,localtrain", baselines=False, metric="auroc")
@@ -574,6 +575,7 @@ def looking(monkeypatch: pytest.MonkeyPatch, *answers: tuple[bool, int | None, s
     monkeypatch.setattr(outlook, "outlook", lambda found: outlook.Outlook(*next(left)))
 
 
+@pytest.mark.slow
 def test_repetitions_are_added_until_it_is_decided(tables: dict[str, Any], tmp_path: Path, seen: Seen,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     plan, _ = made(tables, tmp_path / "out", [0, 1], algorithms="fedavg,localtrain", baselines=False,
@@ -730,6 +732,7 @@ def test_one_method_has_a_seed_that_another_lacks(tables: dict[str, Any], tmp_pa
     assert "fedavg is not compared: it has too few seeds so far." in conclusions.notes(found)
 
 
+@pytest.mark.slow
 def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, seen: Seen, drawing: Any
                                      ) -> None:
     """They count before any figure, in the answer as in the choice of a grid; and a method that fails all of
@@ -779,6 +782,7 @@ def test_clients_that_a_method_fails(tables: dict[str, Any], tmp_path: Path, see
     assert last == "Nothing can be compared: no client has a finite test loss with all methods."
 
 
+@pytest.mark.slow
 def test_a_run_that_was_extended_is_told(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="fedavg,ditto", baselines=False)
     done(plan, seen)
@@ -864,6 +868,7 @@ def test_a_grid_without_validation_data_is_methods_like_others(tables: dict[str,
     assert found.best == "localtrain solver.lr=0.1"
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_users_own_can_be_added_later(tables: dict[str, Any], tmp_path: Path, seen: Seen,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_metrics.py").write_text("""
@@ -1015,6 +1020,7 @@ def test_a_search_changes_the_method_and_its_runs_only(tables: dict[str, Any], t
     assert conclusions.answer(results.read(plan))[-1] == "Not tuned: localtrain."
 
 
+@pytest.mark.slow
 def test_a_method_of_which_nothing_trains_does_not_stop_the_others(tables: dict[str, Any], tmp_path: Path,
                                                                    seen: Seen) -> None:
     pytest.importorskip("optuna")

@@ -342,6 +342,7 @@ def test_a_search_whose_trials_all_diverge_goes_down_until_something_trains(tmp_
     assert ranges == {"solver.lr": "1e-05 to 1 (log scale)"}
 
 
+@pytest.mark.slow
 def test_going_down_is_the_same_whatever_was_asked_for_first(tmp_path: Path) -> None:
     stiff = quadratics(FedProx(mu=1e5, solver=SGD(lr=0.01)), local={"steps": 30})
     for count in (1, 5, 9):
@@ -444,6 +445,7 @@ def test_a_finished_search_is_read(unbroken: Path, monkeypatch: pytest.MonkeyPat
     assert files(unbroken) == before
 
 
+@pytest.mark.slow
 def test_more_trials_extend_a_search(unbroken: Path, tmp_path: Path) -> None:
     tune.search(experiment(), 3, tmp_path)
     tune.search(experiment(), TRIALS, tmp_path)

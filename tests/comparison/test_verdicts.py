@@ -292,6 +292,7 @@ def regression(folder: Path, scale: float) -> dict[str, Any]:
             "eval": {"every": 1}}
 
 
+@pytest.mark.slow
 def test_a_method_that_diverges_is_told_and_the_others_are_compared(tmp_path: Path, drawing: Any) -> None:
     tables = regression(tmp_path / "sites", 0.02)
     found = results.read(compared(tables, tmp_path / "out", [0, 1], algorithms=(

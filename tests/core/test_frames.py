@@ -138,6 +138,7 @@ def test_other_tables_are_the_same():
     assert found.fingerprint() == same
 
 
+@pytest.mark.slow
 def test_a_dataset_of_hugging_face():
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({name: list(column) for name, column in COLUMNS.items()})

@@ -260,7 +260,7 @@ def test_values_of_a_search_are_no_code(compared: Path, here: Path) -> None:
     assert not (here / "marker").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_run_of_a_comparison_is_that_of_the_plan(compared: Path, here: Path) -> None:
     """A directory in it that somebody has changed is refused before anything of it is read."""
     assert call("compare", here / "e.toml", "--out", compared, "--seeds", "0").code == 0

@@ -73,6 +73,7 @@ def test_no_more_rounds_than_were_agreed(tmp_path: Path) -> None:
     assert "failed" in server.ask("local", number=-1)
 
 
+@pytest.mark.slow
 def test_a_federation_may_be_given_more_rounds(tmp_path: Path) -> None:
     """If nothing else was agreed: its clients join again, and the numbers are those of one run."""
     place, data = tmp_path / "nodes", {name: DATA[name] for name in "0123"}

@@ -47,6 +47,7 @@ def test_the_hub_reads_the_card(run, tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
+@pytest.mark.slow
 def test_a_shared_model_has_no_figures_of_a_client(run, tmp_path):
     hub = pytest.importorskip("huggingface_hub")
     card = hub.ModelCard.load(export_model(run, None, tmp_path, card=True) / "README.md")

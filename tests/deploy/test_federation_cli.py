@@ -401,6 +401,7 @@ def take_part(monkeypatch: pytest.MonkeyPatch, home: Path, *options: object, exp
     return result, seen, bool(wanted and wanted[0])
 
 
+@pytest.mark.slow
 def test_a_client_shows_what_it_sends_and_ends_with_its_model(home, monkeypatch):
     result, _, ended = take_part(monkeypatch, home)
     assert result.code == 0, result.err

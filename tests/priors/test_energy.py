@@ -129,7 +129,7 @@ def test_the_network_pulls_with_bounded_force() -> None:
         assert 1e-3 < force <= 2 * 1.5
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_learning_the_network_is_well_posed_and_spends_stiffness_where_clients_agree() -> None:
     """Clients differ in the first coordinates only. The server's objective falls with every step, stays above
     its bound 0, and the directions of W turn away from where the clients differ; their lengths count for

@@ -83,7 +83,7 @@ def test_the_method_of_the_contributing_guide_works(tmp_path, monkeypatch):
     assert 0 < clipped.personal(0).theta.norm() <= 3 * 0.01 + 1e-12
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_commands_of_ones_own_method_work(tmp_path, monkeypatch):
     """The class of the guide in a package where one stands: shown, run, resumed and checked."""
     section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Your own method")[2]

@@ -299,6 +299,7 @@ def opposed(clients: int, *, validation: float = 0.25) -> Federation:
     return Federation.from_arrays(x, y, client, validation=validation, classes=2)
 
 
+@pytest.mark.slow
 def test_transfer_is_what_others_tell_beside_a_clients_own_rows() -> None:
     """Others with the opposite labels tell nothing but wrong; others with the same ones as much as one's
     own rows, and more where these are few."""

@@ -236,6 +236,7 @@ def test_pictures(options):
     assert picture == draw_federation(federation, measured)
 
 
+@pytest.mark.slow
 def test_pictures_of_more_clients_than_columns_and_of_no_classes():
     federation = many(COLUMNS + 500, rows=3)
     png_size(draw_federation(federation, measure(federation)))
