@@ -44,7 +44,7 @@ federation: $(STAMP) ## a server and four hospitals as real processes over TLS, 
 
 quick test test-slow: export OMP_NUM_THREADS = 1
 
-quick: $(STAMP) ## run one case of every test that takes no second, in a minute
+quick: $(STAMP) ## run one case of every test that takes less than a third of a second, in a minute
 	$(BIN)/python -m pytest -n 2 --dist worksteal --first
 
 test: $(STAMP) ## run all but the slow tests, two at a time

@@ -62,6 +62,7 @@ def test_w_is_fedavg_s_for_any_alpha(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("solver", [SGD(lr=0.3), SGD(lr=0.1, momentum=0.9, weight_decay=0.1), Adam(lr=0.1)])
+@pytest.mark.thorough
 def test_with_alpha_one_it_is_local_training(solver: Any) -> None:
     """The mixture is v, and v sees no w."""
     with engine(APFL(1.0, solver=solver), FEDERATION, "quadratic", **FULL) as e, \
@@ -77,6 +78,7 @@ def test_with_alpha_one_it_is_local_training(solver: Any) -> None:
         assert_same(e.personal(), alone.personal(), 1e-3 if isinstance(solver, Adam) else 1e-12)
 
 
+@pytest.mark.thorough
 def test_the_mixture_comes_to_the_client_s_own_optimum() -> None:
     """With one step a round, w_i of a step is the w of the round, and v rests where alpha grad f_i(m_i) = 0:
     m_i = a_i, v_i = (a_i - (1 - alpha) w) / alpha. A round shrinks m_i - a_i by I - lr alpha^2 H_i, the

@@ -70,6 +70,7 @@ def test_globaltrain_reaches_the_pooled_minimiser(weights: Any, momentum: float,
     assert {report.grad_steps for report in reports} == {5}
 
 
+@pytest.mark.thorough
 def test_fedavg_with_several_local_steps_ends_elsewhere() -> None:
     with engine(FedAvg(SGD(lr=0.8)), FEDERATION, "quadratic", **FULL | {"local": {"steps": 5}}) as e:
         e.play(40)
@@ -124,6 +125,7 @@ def test_dichotomous_trains_its_models_on_separate_halves(weights: Any) -> None:
         close(e.model.theta, pooled(WEIGHTS[weights], means(1, 2)))
 
 
+@pytest.mark.thorough
 def test_dichotomous_without_splitting_is_localtrain_and_fedavg() -> None:
     """Bit for bit, on the same batches."""
     settings: dict[str, Any] = {"batch": 3, "local": {"epochs": 2}, "cohort": 4}
@@ -151,6 +153,7 @@ def validated(choices: list[str], own: Tensor, shared: Tensor) -> Federation:
     return dataclasses.replace(FEDERATION, y=y, validation=Table.of(validation), test=Table.of(test))
 
 
+@pytest.mark.thorough
 def test_dichotomous_chooses_on_validation_never_on_test() -> None:
     """Without validation rows a client takes the model of all."""
     choices = ["own", "own", "shared", "none", "shared"]

@@ -84,6 +84,7 @@ LAMS: dict[str, Any] = {"number": 12.0, "list": (3.0, 12.0, 5.0, 7.0, 1.0), "lea
 
 @pytest.mark.parametrize("lam", LAMS)
 @pytest.mark.parametrize("train", [{}, {"cohort": 3}])
+@pytest.mark.thorough
 def test_with_one_cluster_it_is_pfedme_bit_for_bit(lam: str, train: dict[str, Any]) -> None:
     """Uniform weights, beta = alpha, eta lam = beta lam; also for whoever comes late, and for newcomers."""
     for model in ("mclr", batchnorm_net()) if lam in ("number", "learned") else ("mclr",):
@@ -98,6 +99,7 @@ def test_with_one_cluster_it_is_pfedme_bit_for_bit(lam: str, train: dict[str, An
             assert not any("clusters" in report.info for report in reports)
 
 
+@pytest.mark.thorough
 def test_the_printed_step_is_pfedme_s_at_another_step_size() -> None:
     """beta (2/N) = eta lam at beta = eta lam N / 2 = 0.15: N = 5, eta lam = 0.06."""
     for backend in ("loop", "vectorised"):
@@ -120,6 +122,7 @@ def test_the_printed_step_is_pfedme_s_at_another_step_size() -> None:
 EXACT = {"lam": 2.0, "eta": 2 / 5.33, "S": 16}
 
 
+@pytest.mark.thorough
 def test_with_a_cluster_for_each_client_nobody_shares() -> None:
     """A local round contracts w_i - a_i by I - beta lam A_i, A_i = (H_i + lam)^-1 H_i, and with K = N,
     alpha = 1 nothing else happens: after T rounds w_i = a_i + (I - beta lam A_i)^RT (w - a_i)."""
@@ -325,6 +328,7 @@ def test_until_there_are_as_many_participants_as_clusters_it_is_pfedme() -> None
         assert report.info["clusters"].tolist() == [0, 1, 2, 0, -1, -1, -1, -1, -1]
 
 
+@pytest.mark.thorough
 def test_who_comes_late_finds_its_cluster() -> None:
     """The clusters are made by four clients; when the others come, the models have gone far apart: from any
     of them, a client's upload stays near that one. They start from the common model instead, and their first
@@ -424,6 +428,7 @@ def test_coordinates_keep_all_distances() -> None:
         close(torch.cdist(found, found), torch.cdist(rows, rows), 1e-9 * math.sqrt(d))
 
 
+@pytest.mark.thorough
 def test_k_means_on_the_gram_matrix_is_k_means() -> None:
     """The same labels, cost and number of iterations as on the rows themselves, and as scikit-learn's
     where no cluster is empty (which scikit-learn would move to the farthest point)."""

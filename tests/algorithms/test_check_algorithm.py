@@ -462,6 +462,7 @@ FAULTS: dict[type[Good], tuple[str, str]] = {
 }
 
 
+@pytest.mark.thorough
 def test_a_method_without_a_fault_passes() -> None:
     assert check_algorithm(Good()) == []
     assert check_algorithm(Good(lam=3.0), on_fail="report") == []
@@ -483,6 +484,7 @@ def test_every_check_finds_something() -> None:
     assert {check for check, _ in FAULTS.values()} == {*CHECKS}
 
 
+@pytest.mark.thorough
 def test_faults_can_be_reported_together_and_left_out() -> None:
     found = check_algorithm(ChangedUploads(), on_fail="report")
     assert [failure.check for failure in found] == ["pure"]
@@ -503,6 +505,7 @@ def test_what_is_checked_must_be_a_method() -> None:
         check_algorithm(Good(), skip=["branches"])
 
 
+@pytest.mark.thorough
 def test_the_generators_are_left_as_they_were() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state(), random.getstate()

@@ -371,6 +371,7 @@ def test_beliefs_that_do_not_fit_are_refused(table: dict[str, Any], told: str) -
         parse_algorithm(table)
 
 
+@pytest.mark.thorough
 def test_a_run_from_before_a_field_was_there_has_its_default() -> None:
     now = fields.dump(pFedMe())
     before = {key: value for key, value in now.items() if key != "weight_decay"}

@@ -263,6 +263,7 @@ def test_processes_are_the_loop(method: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.thorough
 def test_processes_are_the_loop_for_every_model(model: str) -> None:
     work = {"conv": "epochs", "groupnorm": "full"}.get(model, "steps")
     with engine(VARIANTS["ditto"], FEDERATION, MODELS[model](), backend="processes", workers=3, chunk=1,
@@ -631,6 +632,7 @@ def regression(ridge: float) -> FunctionTask:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.thorough
 def test_weight_decay_is_a_ridge_in_the_loss(name: str) -> None:
     """The same server and clients as without weight decay on losses with the ridge. (FedMAP's omega and
     FedEM's posteriors are of likelihoods, in which no ridge counts, nor in what IFCA's clients choose by, or

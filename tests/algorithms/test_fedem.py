@@ -60,6 +60,7 @@ def by_hand(y: list[float], theta: list[float], pi: list[float]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("aggregation", ["responsibilities", "samples"])
+@pytest.mark.thorough
 def test_a_round_by_hand(aggregation: Any) -> None:
     """q by Bayes' rule from the received models and the last pi, pi its mean, one step of
     theta_im - lr mean(q_m / pi_m 2 (theta_m - y)), and their mean by n_i pi_im; or without the pi_im."""
@@ -141,6 +142,7 @@ def test_the_bound_of_em_rises_in_every_round(aggregation: Any) -> None:
         assert first + 1 < L
 
 
+@pytest.mark.thorough
 def test_it_finds_a_planted_mixture() -> None:
     """y = x' theta_m + noise of variance 1/8, m by the client's own shares: with loss 4 (x' theta - y)^2 that
     is the model of FedEM. 8 clients with 80 rows each: shares to within 3 sqrt(1/4 / 80) = 0.17."""
@@ -212,6 +214,7 @@ def test_rows_may_count_unequally(model: str, padded: bool) -> None:
     torch.testing.assert_close(task.loss(task.init(), batch), expected.detach())
 
 
+@pytest.mark.thorough
 def test_counts_follow_the_rows_wherever_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the samples are too many to be arranged client by client, they stay as they lie."""
     found = []

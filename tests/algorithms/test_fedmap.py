@@ -640,6 +640,7 @@ def line_errors(theta: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+@pytest.mark.thorough
 def test_a4_the_prior_finds_what_the_lines_share(seed: int) -> None:
     """The slope is -1 for all, the intercepts are 0, 4, ..., 16, and all data together has a rising line. The
     learned prior has a falling mean, and holds the slope about ten times as firmly as the intercept; so the

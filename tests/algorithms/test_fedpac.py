@@ -229,6 +229,7 @@ def test_who_never_took_part_and_classes_that_nobody_has() -> None:
         assert not (new.common.c[0] == 7).any()
 
 
+@pytest.mark.thorough
 def test_alignment_brings_features_to_their_centroids() -> None:
     def spread(lam: float) -> float:
         method = FedPAC(lam=lam, eta_g=0.05, eta_f=0.05)

@@ -26,6 +26,7 @@ FULL: dict[str, Any] = {"batch": "full", "local": {"steps": 1}, "backend": "vect
 
 @pytest.mark.parametrize("backend", ["loop", "vectorised"])
 @pytest.mark.parametrize("settings", [{}, {"beta": 2.0, "weights": "uniform"}, {"finetune": 2}])
+@pytest.mark.thorough
 def test_one_cluster_is_fedavg_bit_for_bit(backend: str, settings: dict[str, Any]) -> None:
     solver = SGD(lr=0.05, momentum=0.5)
     for model in ("mclr", batchnorm_net()):

@@ -67,6 +67,7 @@ def test_a_coin_decides_for_all_clients() -> None:
 
 
 @pytest.mark.parametrize("at", ["solution", "elsewhere"])
+@pytest.mark.thorough
 def test_in_the_mean_over_the_coins_it_goes_to_the_minimum(at: str) -> None:
     """In the mean, a toss takes x_i to x_i - lr (1 - p) (H_i (x_i - a_i) + lam (x_i - xbar)): a gradient
     step of size alpha / n. xbar is that of the round's start, and all is linear, so that E tosses take x_i in

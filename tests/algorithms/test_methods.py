@@ -64,6 +64,7 @@ def test_localtrain_reaches_every_client_s_own_optimum() -> None:
 
 
 @both_weights
+@pytest.mark.thorough
 def test_fedavg_with_several_local_steps(weights: Any) -> None:
     """E steps of size lr give w_i = a_i + (I - lr H_i)^E (w - a_i) = w - M_i (w - a_i) with
     M_i = I - (I - lr H_i)^E, so that the average stays where sum_i p_i M_i (w - a_i) = 0."""
@@ -78,6 +79,7 @@ def test_fedavg_with_several_local_steps(weights: Any) -> None:
     assert (expected - balance(WEIGHTS[weights], H)).norm() > 0.05
 
 
+@pytest.mark.thorough
 def test_fedavg_with_fine_tuning() -> None:
     """Personal models are F more steps from w: a_i + (I - lr H_i)^F (w - a_i); w does not notice."""
     lr, tune = 0.8, 2
@@ -92,6 +94,7 @@ def test_fedavg_with_fine_tuning() -> None:
 
 @both_weights
 @pytest.mark.parametrize("solver", [SGD(lr=0.5), Proximal(lr=0.5)])
+@pytest.mark.thorough
 def test_fedprox(weights: Any, solver: Any) -> None:
     """The client's problem f_i(v) + mu/2 ||v - w||^2 is solved by v_i* = (H_i + mu)^-1 (H_i a_i + mu w), and
     w - v_i* = A_i (w - a_i) with A_i = (H_i + mu)^-1 H_i. A gradient step shrinks v - v_i* by
@@ -315,6 +318,7 @@ def test_where_the_inner_steps_of_pfedme_begin(start: Any) -> None:
         close(e.personal().theta, begin - alpha * (gradient(begin) + lam * (begin - w)), 1e-12)
 
 
+@pytest.mark.thorough
 def test_the_starts_of_pfedme_coincide_with_one_local_round() -> None:
     for model in ("mclr", batchnorm_net()):
         found = [after(pFedMe(lam=2.0, start=start), ragged(), 3, model, local={"steps": 1})
@@ -370,6 +374,7 @@ def test_the_proximal_solver_converges_for_any_strength_of_the_prior(lam: float)
     close(theta, expected, 1e-9)
 
 
+@pytest.mark.thorough
 def test_a_strong_prior_needs_the_proximal_solver() -> None:
     """lam = 1e6: SGD multiplies the distance to w by |1 - lr (h + lam)| = 8e5 a step; Proximal stays at w."""
     with engine(Ditto(lam=1e6, solver=SGD(lr=0.8)), FEDERATION, "quadratic", **settings(2)) as e:

@@ -69,6 +69,7 @@ def begin_at(e: Engine, w_g: Tensor) -> None:
 @pytest.mark.parametrize(("weights", "lam", "form"), [  # any two of them together
     ("uniform", 0.7, "full gradients"), ("uniform", OWN, "minibatches"),
     ("samples", 0.7, "minibatches"), ("samples", OWN, "full gradients")])
+@pytest.mark.thorough
 def test_both_models_reach_the_closed_form(weights: Any, lam: Any, form: str) -> None:
     """K = 3 full gradients, or 3 batches with one step each: the fixed point depends on neither, because the
     w_i go on from where they were. eta (L + lam_i) < 2 for every client."""
@@ -214,6 +215,7 @@ def test_statistics_are_averaged_as_the_models_are() -> None:
             assert (e.model.stats[-6:] > 0).all()
 
 
+@pytest.mark.thorough
 def test_with_a_weight_decay_the_losses_have_a_ridge() -> None:
     """L_i(w) + r/2 ||w||^2 = (w - b_i)' (H_i + r) (w - b_i) / 2 + const with b_i = (H_i + r)^-1 H_i a_i: the
     closed form with H_i + r and b_i. The local steps of a newcomer have it too."""
@@ -336,6 +338,7 @@ def test_no_round_is_slower_than_theorem_2(lam: float) -> None:
 
 
 @pytest.mark.parametrize("lam", LAMS)
+@pytest.mark.thorough
 def test_the_rounds_of_corollary_1_are_enough(lam: float) -> None:
     """Both models are within EPS of the solution after the predicted rounds: the local ones by (123) and
     e_i <= m e: ||w_i - solution||^2 <= 2 m e + 2 L_w^2 ||w_g - solution||^2, at most 2 m / c_1 + 2 times the

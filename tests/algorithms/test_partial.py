@@ -220,6 +220,7 @@ STRONG = 1e7  # so strong that the shared layers are those of the server, up to 
     Ditto(lam=STRONG, solver=Proximal(lr=0.2), shared=("weight",)),
     FedMAP(FixedVariance(1 / STRONG), Proximal(lr=0.2), weights="samples", shared=("weight",)),
 ], ids=["ditto", "fedmap"])
+@pytest.mark.thorough
 def test_private_layers_have_no_prior(method: Algorithm) -> None:
     """However strong the prior: the slopes are the server's, and each intercept the least squares of its
     client below them, b_i = mean(y - x w)."""

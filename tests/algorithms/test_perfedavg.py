@@ -69,6 +69,7 @@ def test_a_round_is_a_gradient_step_on_the_meta_objective(weights: Any) -> None:
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
+@pytest.mark.thorough
 def test_fixed_points_with_several_local_steps(variant: Any) -> None:
     """A step takes w_i - a_i to (I - beta M_i) (w_i - a_i), with M_i = H_i (I - alpha H_i) for fo and
     (I - alpha H_i) H_i (I - alpha H_i) for hf. E steps and the average rest where

@@ -225,6 +225,7 @@ def test_identity_is_pfedme_whatever_the_meta_steps() -> None:
 
 @pytest.mark.parametrize(("start", "order"), [
     *((start, "first") for start in STARTS), pytest.param("last", "exact", marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_the_hybrid_has_the_two_others_as_its_parts(start: Any, order: Any) -> None:
     """mh(eta=0) = lg and mh(eta_a=0) = meg, exactly; so has the nested form the second."""
     usual: dict[str, Any] = {"lam": 2.0, "a_m": 0.1, "a": 0.07, "K": 2, "start": start, "order": order}
@@ -761,6 +762,7 @@ def test_deviations_by_hand() -> None:
     assert_same(tuple(found), expected, 1e-7)
 
 
+@pytest.mark.thorough
 def test_the_deviations_of_a_run() -> None:
     """Against losses computed one sample after another by torch alone."""
     federation = ragged()
@@ -792,6 +794,7 @@ def test_the_deviations_of_a_run() -> None:
         loss_deviations(descant.run(pFedMe(), federation=empty, rounds=1, local={"steps": 1}, backend="loop"))
 
 
+@pytest.mark.thorough
 def test_a_run_with_a_family_of_one_s_own_survives_its_directory(tmp_path: Any, monkeypatch: Any) -> None:
     """The family is written to config.toml, a generator by its place; the run is loaded from there."""
     monkeypatch.setattr("descant.experiment.run.draw_curve", lambda *args: None)  # takes time, and is tested

@@ -36,6 +36,7 @@ def models(method: pFedBreD, backend: str = "vectorised") -> torch.Tensor:
 
 
 @pytest.mark.parametrize("order", ["first", "exact"])
+@pytest.mark.thorough
 def test_the_printed_strategies_are_cases_of_it(order: Any) -> None:
     for phi, eta, name in ((the_loss, 0.01, "lg"), (the_envelope, 0.05, "meg"), (both, 0.05, "mh")):
         printed = pFedBreD(strategy=name, eta=0.05, eta_a=0.01, order=order, **STEPS)
@@ -43,6 +44,7 @@ def test_the_printed_strategies_are_cases_of_it(order: Any) -> None:
         torch.testing.assert_close(models(own), models(printed), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_one_by_one_and_together_agree() -> None:
     own = pFedBreD(strategy="own", phi=both, order="exact", **STEPS)
     torch.testing.assert_close(models(own, "loop"), models(own), rtol=1e-9, atol=1e-12)

@@ -130,6 +130,7 @@ def test_the_prior_of_the_others() -> None:
     close(u - v + 0.7 * others.grad(u), torch.zeros(D, dtype=torch.float64), 1e-14)
 
 
+@pytest.mark.thorough
 def test_the_literal_variant_has_the_direction_of_scaffold() -> None:
     """gamma = mu = rho = 0 and c_i begun at the stored one: the first step goes along grad f_i(w) + c - c_i,
     SCAFFOLD's direction, and tells c_i = grad f_i(theta), its option II. With one local step the methods are
@@ -369,6 +370,7 @@ def test_the_server_model() -> None:
         assert e.server.c.shape == e.server.theta.theta.shape
 
 
+@pytest.mark.thorough
 def test_theta_stays_bounded_when_few_take_part() -> None:
     """Eq. 6 as printed, theta + mean_{i in S}(w_i - w_i(old)) from a start at theta, multiplies theta by
     about 2 - |S|/m a round; from theta itself, eta_s = 1 makes it a mean of models."""
@@ -518,6 +520,7 @@ class Gone(BaseException):
 
 
 @pytest.mark.parametrize("at", ["journal", "round"])
+@pytest.mark.thorough
 def test_a_run_with_an_opening_can_be_resumed(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                               ) -> None:
     """Bit for bit, from just after the opening, and from its journal alone: those who were only asked keep

@@ -88,6 +88,7 @@ def test_everyone_begins_at_the_common_model() -> None:
         assert e.model is None
 
 
+@pytest.mark.thorough
 def test_where_it_can_it_gives_every_client_its_optimum() -> None:
     """At a point of rest J' delta = 0. With a linear h and m independent embeddings that is delta_i = 0 for
     all i, where every client is at its own optimum."""

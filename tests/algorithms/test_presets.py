@@ -62,6 +62,7 @@ def test_another_method_drops_the_preset() -> None:
     assert tables["algorithm"] == {"name": "fedavg"}
 
 
+@pytest.mark.thorough
 def test_presets_in_a_comparison() -> None:
     listed = "fedmap,fedmap:preset=paper,pfedme:preset=paper,eta=0.02"
     found = contenders({}, listed, Train(), baselines=False)

@@ -130,6 +130,7 @@ def test_an_experiment_is_a_file_its_sections_an_object_or_a_federation(file, tm
     assert others == [first, first]
 
 
+@pytest.mark.thorough
 def test_a_report_is_that_of_the_command_line(file, tmp_path):
     made = descant.compare(file, tmp_path / "c", algorithms=[FedAvg()], seeds=[0], baselines=False)
     (made.directory / "report.html").unlink()
@@ -144,6 +145,7 @@ def test_a_report_is_that_of_the_command_line(file, tmp_path):
 # -- what is returned --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_what_is_gained_over_training_alone(file, tmp_path):
     made = descant.compare(file, tmp_path / "c", algorithms=["ditto"], seeds=[0], baselines=False)
     assert "not known" in made.gained
@@ -177,6 +179,7 @@ def test_a_comparison_in_a_notebook(file, tmp_path, drawing):
         made.run("dito")
 
 
+@pytest.mark.thorough
 def test_a_search(file, tmp_path, drawing):
     pytest.importorskip("optuna")
     found = descant.tune(file, 3, tmp_path / "search", fixed=["lam"], set={"algorithm.K": 1})
@@ -244,6 +247,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.thorough
 def test_a_bar_on_a_terminal_and_nothing_in_a_log(fed, monkeypatch, capsys):
     settings: dict[str, Any] = {"federation": fed, "rounds": 4, "backend": "vectorised"}
     descant.run("ditto", **settings)
@@ -260,6 +264,7 @@ def test_a_bar_on_a_terminal_and_nothing_in_a_log(fed, monkeypatch, capsys):
     assert not terminal.getvalue().strip("\0")
 
 
+@pytest.mark.thorough
 def test_a_comparison_shows_its_progress_where_it_is_asked_to(file, tmp_path, capsys):
     settings: dict[str, Any] = {"algorithms": "fedavg", "seeds": [0], "baselines": False}
     descant.compare(file, tmp_path / "quiet", **settings)

@@ -88,6 +88,7 @@ def test_all_intervals_of_many_methods_hold_at_once(name: str) -> None:
     assert min(found.values()) >= 0.94
 
 
+@pytest.mark.thorough
 def test_a_large_difference_among_many_methods_is_found() -> None:
     """0.869 against 0.602 with 10 methods and 5 repetitions, which Holm's correction called chance."""
     before, now = SIMULATION.power(0.07, 300, np.random.default_rng(0))

@@ -203,6 +203,7 @@ QUICK = ("fedavg+finetune", "fedavg", "ditto", "localtrain", "cgpfl", "fedem", "
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow)
                                             for name in ALGORITHMS if name not in QUICK)])
+@pytest.mark.thorough
 def test_figures_agree_with_the_clients_of_the_run(name: str, tmp_path: Path) -> None:
     method = FedAvg(finetune=3) if "+" in name else ALGORITHMS[name](**on_any_model(name))
     finished = run(method, out=tmp_path / "run")
@@ -230,6 +231,7 @@ def without_validation(federation: Federation) -> Federation:
     {"backend": "loop"}, {"dtype": "float64"}, {"eval": {"every": 2, "clients": 3}},
     {"federation": without_validation(DIGITS)}, {"federation": ragged(), "cohort": "all"},
     {"chunk": 2, "model": "dnn"}, {"model": "mlp128", "rounds": 1}])
+@pytest.mark.thorough
 def test_figures_agree_however_it_is_run(settings: dict[str, Any], tmp_path: Path) -> None:
     finished = run(pFedMe(), out=tmp_path / "run", **settings)
     found = measure.measure(finished).columns
@@ -283,6 +285,7 @@ def test_pooled_rows_are_those_of_all_clients() -> None:
     assert found["accuracy"][at] == pytest.approx(known.accuracy_score(np.concatenate(y), p.argmax(1)))
 
 
+@pytest.mark.thorough
 def test_two_classes_have_sensitivity_and_specificity(tmp_path: Path) -> None:
     federation = ragged((20, 30, 25), classes=2)
     for k, settings in enumerate(({}, {"loss": "binary_cross_entropy", "model": nn.Sequential(
@@ -438,6 +441,7 @@ def test_metrics_are_a_list_of_places(metrics: Any) -> None:
         run(eval={"metrics": metrics})
 
 
+@pytest.mark.thorough
 def test_metrics_can_be_added_to_a_run_that_is_there(own: str, tmp_path: Path) -> None:
     settings = {"federation": DIGITS, "out": tmp_path / "run"}
     run(**settings)

@@ -244,6 +244,7 @@ def test_mistakes(wrong, words):
         wrong()
 
 
+@pytest.mark.thorough
 def test_datasets_that_are_several_or_streamed():
     datasets = pytest.importorskip("datasets")
     one = datasets.Dataset.from_pandas(frame())

@@ -134,11 +134,13 @@ def test_in_processes_too(name: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["norm with relu", "mean in a buffer", "spectral norm", "transformer"])
+@pytest.mark.thorough
 def test_in_processes_too_quickly(name: str) -> None:
     compare(name, "localtrain", "processes", workers=2)
 
 
 @pytest.mark.parametrize("name", ["norm with relu", "mean in a buffer", "attention by hand"])
+@pytest.mark.thorough
 def test_minibatches_that_are_filled_up(name: str) -> None:
     """Short batches beside whole ones, where padding is: together as alone."""
     work = {"batch": 4, "local": {"epochs": 2}}
@@ -161,6 +163,7 @@ def played(name: str, backend: str = "loop", seed: int = 0) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.thorough
 def test_random_numbers_are_those_of_the_client_and_the_step(name: str) -> None:
     """A repeated run repeats and clients together are clients alone; another seed draws others."""
     states, _ = played(name)
@@ -276,6 +279,7 @@ def test_no_client_s_rows_reach_another_s_model(name: str, backend: str) -> None
         assert not torch.equal(a[0], b[0])
 
 
+@pytest.mark.thorough
 def test_scoring_changes_nothing() -> None:
     for name in ("mean in a buffer", "spectral norm", "norm by hand", "instance norm with statistics"):
         with engine(METHODS["localtrain"], FEDERATION, build(EXACT[name]), **WORK) as e:

@@ -126,6 +126,7 @@ def refused(done: Result, here: Path) -> str:
 
 
 @pytest.mark.parametrize("evil", EVIL)
+@pytest.mark.thorough
 def test_a_run_directory_runs_no_command(evil: str, sent: Path, here: Path) -> None:
     spoil(sent, EVIL[evil])
     (here / "rows.npz").write_bytes(b"")
@@ -234,6 +235,7 @@ def _budget(plan: dict[str, Any], table: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("change", "why"), [
     (_metrics, f"--allow {OWN}"), (_method, f"--allow {OWN}"), (_budget, f"--allow {OWN}")])
+@pytest.mark.thorough
 def test_a_comparison_runs_no_command(change: Any, why: str, compared: Path, here: Path) -> None:
     table = fields.dump(parse_algorithm(EVIL["prior"]["algorithm"]))
     rewrite(compared, lambda plan: change(plan, table))
@@ -319,6 +321,7 @@ def test_ones_own_run_and_how_to_go_on_with_it(evil: str, field: str, here: Path
     assert "--allow" not in call("run", here / "e.toml", "--out", "run").err
 
 
+@pytest.mark.thorough
 def test_a_model_of_ones_own_is_handed_over(here: Path) -> None:
     fed = descant.federation("logistic", clients=3, dim=4)
     run = descant.run("fedavg", federation=fed, model=f"{OWN}:make", rounds=1)

@@ -90,6 +90,7 @@ print(min(on_all_cores(shares, [0])[0] for _ in range(3)))
 """
 
 
+@pytest.mark.thorough
 def test_what_a_core_is_given_is_computed_by_one_thread() -> None:
     """torch's number of threads holds in the thread that sets it: a product would take the others, too. In a
     process that may have two; the tests themselves have one."""

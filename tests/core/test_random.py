@@ -13,6 +13,7 @@ from descant.core.kernels.products import room
 KEYS = torch.tensor([5, -7, 2**62 + 11, 0, -(2**63)])
 
 
+@pytest.mark.thorough
 def test_quantiles_tails_and_independence() -> None:
     """2^16 values in equal shares, none beyond 4.4, and no further from a normal distribution than half a
     share; of clients, of steps (their keys follow from one by `fold`) and of parts of the vector."""

@@ -76,6 +76,7 @@ def test_what_is_wrong_is_said(arguments, words, folder, tmp_path, monkeypatch):
     assert not Path("experiment.toml").exists()
 
 
+@pytest.mark.thorough
 def test_a_shell_completes_commands():
     ask = {"_DESCANT_COMPLETE": "complete_bash", "COMP_WORDS": "descant com", "COMP_CWORD": "1"}
     done = subprocess.run([sys.executable, "-c", "from descant.cli import main; main()"],

@@ -76,6 +76,7 @@ def test_a_client_for_each_file(hospitals: Path) -> None:
     assert torch.equal(fed.y[torch.from_numpy(rows)], torch.from_numpy(y))
 
 
+@pytest.mark.thorough
 def test_arrays_in_files(arrays: Path) -> None:
     fed = descant.federation(str(arrays))
     assert fed.names == ("a", "b")
@@ -204,6 +205,7 @@ def test_arrays_are_dealt_by_any_partition(partition: str) -> None:
     assert (fed.classes, fed.x.dtype, fed.origin) == (4, torch.float64, None)
 
 
+@pytest.mark.thorough
 def test_arrays_of_real_targets_are_dealt_evenly(tmp_path: Path) -> None:
     x = np.arange(40.0).reshape(20, 2) / 40
     fed = descant.federation((x, x[:, 0]), clients=4)
@@ -255,6 +257,7 @@ def test_an_experiment_survives_a_round_trip(hospitals: Path) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["hospitals", "./hospitals", "hospitals/", "../study/hospitals"])
+@pytest.mark.thorough
 def test_a_run_is_repeated_from_another_directory(
         hospitals: Path, tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -269,6 +272,7 @@ def test_a_run_is_repeated_from_another_directory(
     assert torch.equal(again.personal(1).theta, run.personal(1).theta)  # type: ignore[attr-defined]
 
 
+@pytest.mark.thorough
 def test_a_run_from_python_is_resumed_from_another_directory(
         hospitals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(hospitals)

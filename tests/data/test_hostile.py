@@ -129,6 +129,7 @@ def bomb(path: Path) -> Path:
     return archive(path, zipfile.ZIP_DEFLATED, x=npy(np.zeros(20_000_000, np.uint8), header), y=npy(Y))
 
 
+@pytest.mark.thorough
 def test_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpack, "USUAL", 10_000_000)  # a small bomb takes less time
     path = bomb(tmp_path / "a.npz")
@@ -254,6 +255,7 @@ def wide(columns: int, path: Path) -> float:
     return time.process_time() - start
 
 
+@pytest.mark.thorough
 def test_headers_take_linear_time(tmp_path: Path) -> None:
     assert wide(20_000, tmp_path / "a.csv") < 5  # 14 s and more where every name is compared with every other
     categories = [str(k) for k in range(20_000)]

@@ -193,6 +193,7 @@ def test_classes_differ_between_clients() -> None:
 
 @quick
 @given(st.integers(3, 60), st.integers(1, 4), st.integers(1, 5), seeds)
+@pytest.mark.thorough
 def test_neighbours_have_the_classes_that_follow_their_number(
     clients: int, per_client: int, least: int, seed: int
 ) -> None:
@@ -391,6 +392,7 @@ def test_classes_of_uniform_size() -> None:
     assert not any("scaled" in line for line in small.report(samples, client, 40, 0))
 
 
+@pytest.mark.thorough
 def test_classes_of_lognormal_size() -> None:
     labels = np.repeat(np.arange(10), 20000)
     counts = table(labels, deal(Classes(2, sizes="lognormal", sigma=0.7), labels, None, 200, 0), 200)

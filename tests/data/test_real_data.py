@@ -48,6 +48,7 @@ def check(samples: Samples, shape: tuple[int, ...], dtype: torch.dtype, classes:
     ("fashion_mnist", 60000, (70000, 1, 28, 28), 67.68),
     pytest.param("cifar10", 50000, (60000, 3, 32, 32), 27.7, marks=pytest.mark.slow),
 ])
+@pytest.mark.thorough
 def test_nearest_centroid(name: str, train: int, shape: tuple[int, ...], accuracy: float) -> None:
     """Trained on the rows of the official training part, tested on those of the test part."""
     samples = real(name)
@@ -141,6 +142,7 @@ def test_office10(name: str, width: int, sizes: dict[str, int]) -> None:
     assert DATASETS[name].default_clients == len(sizes)
 
 
+@pytest.mark.thorough
 def test_shakespeare() -> None:
     samples = real("shakespeare")
     assert samples.x.shape == (len(samples.y), 80)

@@ -125,6 +125,7 @@ def served(place: Path, method: str, rules: Rules) -> Run:
 
 
 @pytest.mark.parametrize(("method", "clip"), [("fedavg", 3.0), ("fedavg", None), ("scaffold", 3.0)])
+@pytest.mark.thorough
 def test_a_server_comes_to_the_same_from_a_file_and_by_twos(
         method: str, clip: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a client that is shortened, or refused where changes are tracked."""
@@ -143,6 +144,7 @@ def test_a_server_comes_to_the_same_from_a_file_and_by_twos(
         assert "2" in told
 
 
+@pytest.mark.thorough
 def test_what_all_clients_are_sent_is_in_memory_once(tmp_path: Path) -> None:
     """In the rounds, and in the requests for the personal models."""
     counted: dict[str, set[int]] = {}

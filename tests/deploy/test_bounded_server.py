@@ -49,6 +49,7 @@ def hello(wanted: Experiment) -> WireMessage:
                         "experiment": tables_of(wanted)})
 
 
+@pytest.mark.thorough
 def test_no_more_rounds_than_were_agreed(tmp_path: Path) -> None:
     """Nor in the requests of a server that says so when it is joined, and then goes on."""
     agreed = experiment("fedavg", train={"rounds": 3})
@@ -86,6 +87,7 @@ def test_a_federation_may_be_given_more_rounds(tmp_path: Path) -> None:
     assert_same(found.snapshot("last").server, expected.snapshot("last").server, 1e-10)
 
 
+@pytest.mark.thorough
 def test_a_request_is_replied_to_a_few_times(tmp_path: Path) -> None:
     """The ledger outlives the process."""
     server = Server(experiment("fedavg"), tmp_path)

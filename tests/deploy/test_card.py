@@ -79,6 +79,7 @@ FIRST, LAST = 0, -1  # of the clients: the last one takes no part
     ("localtrain", "record", FIRST, PLAIN), ("fedavg", "client", FIRST, COMMON),
     (descant.algorithms.FedAvg(finetune=2), "record", FIRST, PLAIN)])
 @pytest.mark.filterwarnings("ignore:each sum is of about 3 clients")
+@pytest.mark.thorough
 def test_the_card_says_what_privacy_protects(method, unit, client, words, tmp_path):
     federation = descant.Federation.from_arrays(ROWS, (ROWS[:, 0] > 0).astype(int), np.arange(90) % 4,
                                                 unseen=1)
@@ -95,6 +96,7 @@ def test_the_card_says_what_privacy_protects(method, unit, client, words, tmp_pa
     assert ("The figures of test rows have no noise." in said) == (client is not None)
 
 
+@pytest.mark.thorough
 def test_without_privacy_the_card_claims_none(run, tmp_path):
     assert "epsilon" not in (export_model(run, "south", tmp_path, card=True) / "README.md").read_text()
 

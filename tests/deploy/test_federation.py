@@ -121,6 +121,7 @@ def test_groups_of_single_rows_change_nothing() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=30), st.sampled_from([0.5, 0.3, 0.25, 0.2, 0.1]),
        st.integers(0, 99))
+@pytest.mark.thorough
 def test_over_the_folds_every_row_is_tested_once(sizes: list[int], test: float, seed: int) -> None:
     """Groups stay together, classes are spread, and there is always something to train on."""
     rng = np.random.default_rng(seed)

@@ -209,6 +209,7 @@ def serving() -> Iterator[int]:
             thread.join()
 
 
+@pytest.mark.thorough
 def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those on which no request comes, be it with half of its headers; and the oldest, if there are many."""
     monkeypatch.setattr(gate, "WAITING", 3)

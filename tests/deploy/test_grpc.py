@@ -163,6 +163,7 @@ def test_frames_are_as_long_as_was_announced(link, pki, frame):
     assert isinstance(replies(link, number), NoReply)
 
 
+@pytest.mark.thorough
 def test_a_frame_larger_than_any_is_not_read(link, pki):
     client = Liar(link, pki, "north")
     number = asked(link, client)
@@ -251,6 +252,7 @@ def test_without_a_certificate_nobody_shakes_hands(link, pki):
     assert found == b""
 
 
+@pytest.mark.thorough
 def test_connections_that_shake_no_hands_are_closed(pki, monkeypatch):
     monkeypatch.setattr(grpc_server, "OPTIONS", [
         (name, 500 if "handshake" in name else value) for name, value in grpc_server.OPTIONS])

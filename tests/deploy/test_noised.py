@@ -122,6 +122,7 @@ CLIPS = {"number": 0.4, "quantile": {"quantile": 0.5, "start": 0.4, "count_noise
 @pytest.mark.parametrize(("method", "clip"), [
     ("fedavg", "number"), ("fedavg", "quantile"), pytest.param("ditto", "quantile", marks=pytest.mark.slow),
     pytest.param("pfedme", "quantile", marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_without_noise_nodes_come_to_what_the_simulator_comes_to(
         method: str, clip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent(monkeypatch)
@@ -134,6 +135,7 @@ def test_without_noise_nodes_come_to_what_the_simulator_comes_to(
     assert [row["epsilon"] for row in found.history] == [row["epsilon"] for row in expected.history]
 
 
+@pytest.mark.thorough
 def test_the_server_sees_no_sum_without_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the protocol decodes, beside the sum of the same round without noise: four shares, of which two
     make sigma C. 650 coordinates: the variance is within five deviations."""
@@ -157,6 +159,7 @@ def test_the_server_sees_no_sum_without_noise(tmp_path: Path, monkeypatch: pytes
     assert run.history[0]["loss"] is None
 
 
+@pytest.mark.thorough
 def test_a_client_keeps_its_budget_by_its_own_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds are within the budget, three are not. A server that goes on all the same gets no sum."""
     once, twice, thrice = (epsilon(Event(1.0, 1.0, k), 1e-5) for k in (1, 2, 3))
@@ -198,6 +201,7 @@ def test_noise_that_does_not_fit_is_refused(changes: dict[str, Any], says: str, 
         federated(experiment(**changes), tmp_path)
 
 
+@pytest.mark.thorough
 def test_cohorts_that_coins_may_make_too_small_are_refused(tmp_path: Path) -> None:
     """A round of two could not be summed, and with the same seed never could."""
     tables = experiment(rounds=3, sampling="poisson").dump()
@@ -234,6 +238,7 @@ def test_terms_without_a_bound_are_refused(terms: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("clip", [*CLIPS, "wide"])
+@pytest.mark.thorough
 def test_without_noise_a_trusted_server_comes_to_what_the_simulator_comes_to(
         clip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the server would shorten half of the uploads to the median of the round: a client that comes
@@ -246,6 +251,7 @@ def test_without_noise_a_trusted_server_comes_to_what_the_simulator_comes_to(
     assert [row["clip"] for row in found.history] == [row["clip"] for row in expected.history]
 
 
+@pytest.mark.thorough
 def test_the_seed_tells_nothing_of_the_noise_of_a_trusted_server(tmp_path: Path) -> None:
     wanted = experiment(clip=CLIPS["quantile"])
     one, other, simulated = (run.snapshot("last").server.theta for run in (

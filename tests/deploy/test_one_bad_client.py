@@ -94,6 +94,7 @@ def test_clients_beyond_the_cohort_do_not_count(tmp_path: Path) -> None:
         flower.federate(wanted, flower.MemoryServer(nodes | broken), tmp_path / "server", alone=False)
 
 
+@pytest.mark.thorough
 def test_whoever_is_refused_is_named_on_the_console(tmp_path: Path) -> None:
     found, told = federate(experiment("fedavg"), tmp_path, uploads(lambda t: t * torch.nan))
     assert ("2", "local", "upload.theta is not finite") in told.of("lost")
@@ -126,6 +127,7 @@ def claiming(train: int) -> Callable[[flower.Answer], flower.Answer]:
     return lambda answer: lying(change, what="hello")(lying(change, what="join")(answer))
 
 
+@pytest.mark.thorough
 def test_a_claim_of_a_million_rows_does_not_own_the_model(tmp_path: Path) -> None:
     """The upload says where the model would go."""
     def lie(answer: flower.Answer) -> flower.Answer:
@@ -208,6 +210,7 @@ def test_the_rows_of_joining_are_those_of_the_greeting(tmp_path: Path) -> None:
     assert re.fullmatch(r"it cannot join: it said that it has \d+ rows, and joins with 1000010", why)
 
 
+@pytest.mark.thorough
 def test_a_claimed_likelihood_takes_no_more_than_its_share(tmp_path: Path) -> None:
     """FedMAP's weights follow from what clients claim."""
     facts = Round(0, 1, torch.arange(4), torch.ones(4), 4, most=0.5)
@@ -236,6 +239,7 @@ def distance(found: runs.Run, expected: runs.Run) -> float:
 
 
 @pytest.mark.parametrize("method", SHORTENED)
+@pytest.mark.thorough
 def test_an_upload_is_shortened_to_a_few_times_the_median(method: str, tmp_path: Path) -> None:
     wanted = experiment(method)
     found, _ = federate(wanted, tmp_path, uploads(lambda t: t + 1e6))
@@ -246,6 +250,7 @@ def test_an_upload_is_shortened_to_a_few_times_the_median(method: str, tmp_path:
 
 
 @pytest.mark.parametrize("method", ["scaffold", "pfedgt"])
+@pytest.mark.thorough
 def test_a_change_that_is_tracked_is_refused_rather_than_shortened(method: str, tmp_path: Path) -> None:
     """Shortened, it would leave the server's mean and the client's state apart for ever."""
     found, _ = federate(experiment(method), tmp_path, uploads(lambda t: t + 1e6))
@@ -274,6 +279,7 @@ def test_the_median_is_that_of_those_who_send_something() -> None:
 
 @pytest.mark.parametrize("method", ["scaffold", *(
     pytest.param(name, marks=pytest.mark.slow) for name in ("cgpfl", "fedavg", "pfedbred"))])
+@pytest.mark.thorough
 def test_bounds_that_do_not_bind_change_nothing(method: str, tmp_path: Path) -> None:
     states = []
     for name, rules in (("bound", Rules(deadline=5)), ("free", Rules(deadline=5, clip=None, max_share=1.0))):
@@ -283,6 +289,7 @@ def test_bounds_that_do_not_bind_change_nothing(method: str, tmp_path: Path) -> 
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.thorough
 def test_a_cluster_that_does_not_exist(tmp_path: Path) -> None:
     """Whatever number a client sends, the server counts it."""
     def change(message: WireMessage) -> WireMessage:

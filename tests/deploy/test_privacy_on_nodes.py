@@ -77,6 +77,7 @@ def test_losses_and_figures_stay_with_the_clients(tmp_path: Path) -> None:
     assert all(math.isfinite(row["loss"]) for row in told.history)
 
 
+@pytest.mark.thorough
 def test_a_client_keeps_its_own_budget_whatever_the_server_asks(tmp_path: Path) -> None:
     made = private(epsilon=4.0, noise=1.0)  # one round alone has 4.38
     account = OwnAccount.of(Setup.of(private()).work(), made.train, private(epsilon=4.0, noise=1.5).privacy
@@ -90,6 +91,7 @@ def test_a_client_keeps_its_own_budget_whatever_the_server_asks(tmp_path: Path) 
     assert run.summary["stopped"] == "budget"
 
 
+@pytest.mark.thorough
 def test_a_reply_that_is_asked_for_again_counts_again(tmp_path: Path) -> None:
     """Client 0 works twice for the first round, as for a server that was killed after it had the reply, with
     other noise each time. The budget is for two: in the second round it is without this client."""
@@ -115,6 +117,7 @@ def test_a_reply_that_is_asked_for_again_counts_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.thorough
 def test_a_new_federation_of_the_same_experiment_has_no_new_budget(unit: str, tmp_path: Path) -> None:
     """A server may begin as many as it likes, with other clients or other names: `--expect` is about the
     experiment alone. What was spent before counts; of another experiment, it has a ledger of its own."""
@@ -133,6 +136,7 @@ def test_a_new_federation_of_the_same_experiment_has_no_new_budget(unit: str, tm
 
 
 @pytest.mark.parametrize(("sums", "rounds"), [(2, 1), (3, 2)])
+@pytest.mark.thorough
 def test_a_sum_that_was_told_before_a_kill_is_counted(sums: int, rounds: int, tmp_path: Path) -> None:
     """The server is killed while clients score the model of round 2, which is not saved: they have seen two
     sums, and see a third one, with other noise, if the budget has room for it."""

@@ -69,6 +69,7 @@ def same_bits(found: Run, expected: Run) -> None:
     assert (found.best_round, found.best_key) == (expected.best_round, expected.best_key)
 
 
+@pytest.mark.thorough
 def test_an_evaluation_costs_no_exchange_of_its_own(tmp_path: Path) -> None:
     """The figures are of the round's own models, as in the simulation; those of the last round come too."""
     found, notes = federate(wanted(), tmp_path)
@@ -83,6 +84,7 @@ def test_an_evaluation_costs_no_exchange_of_its_own(tmp_path: Path) -> None:
     assert found.best_round == expected.best_round
 
 
+@pytest.mark.thorough
 def test_who_never_took_part_is_scored_in_the_same_exchange(tmp_path: Path) -> None:
     """Whether they train next or not: a client is asked at most once between two rounds."""
     made = wanted(cohort=2)
@@ -134,6 +136,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 # training for round 2 and the commit of round 1, 12 to 16 those for 3 and of 2
 @pytest.mark.parametrize("step", [10, 14, *(
     pytest.param(step, marks=pytest.mark.slow) for step in (1, 6, 8, 11, 12, 13, 16, 17, 21, 22))])
+@pytest.mark.thorough
 def test_a_server_that_is_killed_anywhere_comes_to_the_same_bits(
         step: int, whole: tuple[Experiment, Run, Path], tmp_path: Path) -> None:
     """Also where clients have trained for a round whose predecessor was never committed."""
@@ -149,6 +152,7 @@ def test_a_server_that_is_killed_anywhere_comes_to_the_same_bits(
         assert models[0] == models[1]
 
 
+@pytest.mark.thorough
 def test_nobody_trains_for_a_round_that_an_evaluation_may_prevent(tmp_path: Path) -> None:
     """With patience, scores ride only as long as they cannot end the run."""
     made = experiment("fedavg", algorithm={"solver": {"lr": 1e-9}}, train={"rounds": 40, "patience": 2},
@@ -167,6 +171,7 @@ def test_nobody_trains_for_a_round_that_an_evaluation_may_prevent(tmp_path: Path
     assert any(len(request) == 2 for request in notes["0"])
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_with_scores_does_not_concern_the_training(tmp_path: Path) -> None:
     """And the other way round."""
     def without_scores(answer: Answer) -> Answer:
@@ -189,6 +194,7 @@ def test_what_is_wrong_with_scores_does_not_concern_the_training(tmp_path: Path)
     assert third["rejections"] == {"2": "it failed: no"}
 
 
+@pytest.mark.thorough
 def test_false_tallies_that_ride_choose_no_round(tmp_path: Path) -> None:
     def boasting(answer: Answer) -> Answer:
         def reply(payload: Payload) -> Any:
@@ -208,6 +214,7 @@ def test_false_tallies_that_ride_choose_no_round(tmp_path: Path) -> None:
     assert {name for name, job, _ in observer.of("lost") if job == "score"} == {"2"}
 
 
+@pytest.mark.thorough
 def test_training_does_not_ride(tmp_path: Path) -> None:
     """A client is asked to train by a request of its own, which it counts."""
     answer, kept = flower.make_clients(DATA, tmp_path)["0"], []
@@ -226,6 +233,7 @@ def test_training_does_not_ride(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["secure", "privacy"])
+@pytest.mark.thorough
 def test_where_training_spends_something_nothing_rides(kind: str, tmp_path: Path) -> None:
     """A second sum of a round cannot be had, and a reply that is not used spends privacy all the same."""
     made, rules = wanted("fedavg", local={"epochs": 1}), Rules(deadline=5)

@@ -21,6 +21,7 @@ from flower_helpers import DATA, experiment
 
 @pytest.mark.parametrize(("method", "rule"), [
     pytest.param("cgpfl", Robust("norm"), marks=pytest.mark.slow), ("fedper", Robust("median"))])
+@pytest.mark.thorough
 def test_nodes_and_simulation_agree(method: str, rule: Robust, tmp_path: Path) -> None:
     wanted = dataclasses.replace(experiment(method), robust=rule)
     simulated = runs.start(Setup.of(wanted)).snapshot("last").server

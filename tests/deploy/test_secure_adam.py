@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ SGD = {"solver": {"name": "sgd", "lr": 0.001}}
 ERROR = 1e-12  # of a mean of four clients
 
 
+@pytest.mark.thorough
 def test_with_steps_in_proportion_nodes_come_to_what_the_simulator_comes_to(tmp_path: Path) -> None:
     wanted = experiment("pfedbayes", algorithm=SGD)
     found = flower.federate(wanted, MemoryServer(flower.make_clients(DATA, tmp_path)), tmp_path / "server",

@@ -78,6 +78,7 @@ METHODS = ("fedavg", "pfedgt", "scaffold", "fedprox", "pfedme", "ditto", "pfedbr
 
 @pytest.mark.parametrize("method", [*METHODS[:2], *(pytest.param(name, marks=pytest.mark.slow)
                                                     for name in METHODS[2:])])
+@pytest.mark.thorough
 def test_nodes_come_to_what_the_simulator_comes_to(method: str, tmp_path: Path) -> None:
     wanted = experiment(method)
     expected = runs.start(Setup.of(wanted))
@@ -88,6 +89,7 @@ def test_nodes_come_to_what_the_simulator_comes_to(method: str, tmp_path: Path) 
         assert mine["participants"] == theirs["participants"]
 
 
+@pytest.mark.thorough
 def test_the_error_of_a_sum_is_the_stated_one(tmp_path: Path) -> None:
     """After one round, of which nothing grows: at most the error of one number for each client, over the sum
     of the shares, which is at least one."""
@@ -98,6 +100,7 @@ def test_the_error_of_a_sum_is_the_stated_one(tmp_path: Path) -> None:
     assert 0 < float(error) <= CLIENTS * FixedPoint(BOUND, CLIENTS).error + 1e-15
 
 
+@pytest.mark.thorough
 def test_nothing_but_masked_words_is_uploaded(tmp_path: Path) -> None:
     replies: list[WireMessage] = []
 
@@ -126,6 +129,7 @@ def test_nothing_but_masked_words_is_uploaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.thorough
 def test_a_client_that_drops_out_in_a_phase(phase: str, tmp_path: Path) -> None:
     """Before its vector has come, it is not in the sum; afterwards it is. Its state of a round that did not
     count is not used."""
@@ -144,6 +148,7 @@ def _signed_clients(place: Path) -> tuple[dict[str, Answer], Authority]:
             for name, what in DATA.items()}, authority
 
 
+@pytest.mark.thorough
 def test_a_threshold_that_is_not_met_is_waited_for(tmp_path: Path) -> None:
     answers = flower.make_clients(DATA, tmp_path)
     server = MemoryServer(answers)
@@ -164,6 +169,7 @@ def test_a_threshold_that_is_not_met_is_waited_for(tmp_path: Path) -> None:
     assert {*found.history[1]["rejections"]} == {"2"}
 
 
+@pytest.mark.thorough
 def test_a_threshold_that_cannot_be_met(tmp_path: Path) -> None:
     answers = flower.make_clients(DATA, tmp_path)
     for name in "12":
@@ -220,6 +226,7 @@ def test_a_client_that_lies_in_form_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["seeds", "keys"])
+@pytest.mark.thorough
 def test_wrong_shares_of_one_client_are_not_used(table: str, tmp_path: Path) -> None:
     wanted = experiment("fedavg", train={"rounds": 1}, data={"clients": 5})
     data = {str(k): f"digits:{k}" for k in range(5)}
@@ -230,6 +237,7 @@ def test_wrong_shares_of_one_client_are_not_used(table: str, tmp_path: Path) -> 
     assert {*found.history[0]["rejections"]} == {"4"}
 
 
+@pytest.mark.thorough
 def test_who_spoils_the_boxes_of_all_is_found_out(tmp_path: Path) -> None:
     """The others cannot read its shares; they say so, and the round goes on without it."""
     wanted = experiment("fedavg", train={"rounds": 2})
@@ -239,6 +247,7 @@ def test_who_spoils_the_boxes_of_all_is_found_out(tmp_path: Path) -> None:
     assert [row["rejections"] for row in found.history] == [{"2": "the others cannot read its shares"}] * 2
 
 
+@pytest.mark.thorough
 def test_who_deals_shares_of_another_secret_is_found_out(tmp_path: Path) -> None:
     """The sum is lost, and with it the round; from then on that client is left out."""
     other = "A" * 43 + "="
@@ -260,6 +269,7 @@ class Killed(KeyboardInterrupt):
 @pytest.mark.parametrize(("event", "phase", "lost"), [
     ("answered", "advertise", False), ("answered", "local", False), ("asked", "unmask", False),
     ("asked", "score", True)])
+@pytest.mark.thorough
 def test_a_server_that_is_killed_loses_a_round_at_most(event: str, phase: str, lost: bool, tmp_path: Path
                                                         ) -> None:
     """In the second round. What was not unmasked is summed again, with other keys; what was is lost, since
@@ -331,6 +341,7 @@ def test_a_client_can_insist_on_secure_aggregation(tmp_path: Path) -> None:
         SECURE, tmp_path / "low", secure=4)[-1]
 
 
+@pytest.mark.thorough
 def test_a_federation_with_secure_aggregation_is_not_continued_without(tmp_path: Path) -> None:
     answers = flower.make_clients(DATA, tmp_path)
     wanted = experiment("fedavg", train={"rounds": 1})
@@ -340,6 +351,7 @@ def test_a_federation_with_secure_aggregation_is_not_continued_without(tmp_path:
             secure(wanted, answers, tmp_path, rules=rules)
 
 
+@pytest.mark.thorough
 def test_no_client_that_has_joined_uploads_in_the_clear(tmp_path: Path) -> None:
     """Nor does it work for a sum in which others were sent another model."""
     requests: list[Payload] = []
@@ -369,6 +381,7 @@ def test_no_client_that_has_joined_uploads_in_the_clear(tmp_path: Path) -> None:
     assert WireMessage.decode(reply).facts["failed"] == "Rejected"
 
 
+@pytest.mark.thorough
 def test_clients_shorten_their_own_updates(tmp_path: Path) -> None:
     wanted = experiment("fedavg", train={"rounds": 1})
     rules = Rules(deadline=5, secure=True, threshold=3, max_norm=1e-3)

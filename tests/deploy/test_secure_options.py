@@ -80,6 +80,7 @@ def test_a_clients_certificate_seals_no_request() -> None:
         check_seal(sealed(ExtendedKeyUsageOID.CLIENT_AUTH), 7, authority.pem)
 
 
+@pytest.mark.thorough
 def test_what_a_client_shows_of_shares_and_signatures_is_short(tmp_path: Path) -> None:
     """All facts that leave a client in a round, as its terminal shows them."""
     told = flower.Quiet()

@@ -99,6 +99,7 @@ def test_clients_join_again_together_and_within_the_deadline(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("jump", [pytest.param(3600.0, marks=pytest.mark.slow), -3600.0])
+@pytest.mark.thorough
 def test_a_clock_that_jumps_makes_nobody_late(
         jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an hour, while clients work; of those that never reply the deadline is what it was."""
@@ -123,6 +124,7 @@ def test_a_clock_that_jumps_makes_nobody_late(
 
 @pytest.mark.parametrize("trouble", ["drops", *(pytest.param(each, marks=pytest.mark.slow)
                                                for each in ("hangs", "fails"))])
+@pytest.mark.thorough
 def test_a_client_that_does_not_join_is_waited_for(
         trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between gathering and joining, it disconnects; or it never replies; or it fails and is mended."""

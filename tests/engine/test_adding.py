@@ -75,6 +75,7 @@ def test_added_up_is_one_by_one(method: str, one_by_one: Any) -> None:
 
 
 @pytest.mark.parametrize("method", [FedAvg(), SCAFFOLD(), APFL()], ids=lambda method: method.name)
+@pytest.mark.thorough
 def test_workers_chunks_and_timing_do_not_show(method: Algorithm) -> None:
     """Each client runs alone, so that its upload is the same; what differs is who adds up whom, and when."""
     expected, reports = played(method)

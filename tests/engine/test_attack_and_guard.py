@@ -96,6 +96,7 @@ def test_alie_s_own_scale_is_the_paper_s() -> None:
     assert hidden(20, 9) == pytest.approx(0.908, abs=0.001)  # s = 2: the quantile of 9/11
 
 
+@pytest.mark.thorough
 def test_a_round_with_attackers_has_their_forged_uploads() -> None:
     honest, _ = uploads()
     wrong, round = uploads(attack=FLIP)
@@ -140,6 +141,7 @@ def test_backends_agree(backend: str, attack: dict[str, Any]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=name)
 
 
+@pytest.mark.thorough
 def test_a_run_with_attackers_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     table = {"data": {"dataset": "digits", "partition": "classes", "clients": 10, "classes_per_client": 3},
              "model": {"name": "mclr"}, "algorithm": {"name": "fedavg"},

@@ -56,6 +56,7 @@ def test_personal_models_are_means_over_the_rounds_of_a_client(backend):
             assert_same(take(personal, client), own, 1e-12)
 
 
+@pytest.mark.thorough
 def test_an_extended_run_forgets_the_means_of_before(tmp_path):
     settings: dict[str, Any] = {
         "federation": descant.federation("digits", partition="classes", clients=5), "cohort": 2,

@@ -240,6 +240,7 @@ def test_the_command_line_fails_and_keeps_the_directory(tmp_path: Path) -> None:
     assert not any(f"round {number}: the" in text for number in range(1, 6))  # told once
 
 
+@pytest.mark.thorough
 def test_a_stronger_pull_alone_does_not_diverge(tmp_path: Path) -> None:
     """README's first command: the steps follow from lam."""
     code, _, err = call("run", *QUICK, "--set", "algorithm.lam=30", "--out", tmp_path / "run")

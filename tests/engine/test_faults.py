@@ -315,6 +315,7 @@ def test_a_failure_of_the_server_undoes_the_round() -> None:
 
 
 @pytest.mark.parametrize("place", ["evaluate", "play"])
+@pytest.mark.thorough
 def test_ctrl_c_in_the_middle_of_a_round_keeps_the_rounds_before(place: str, tmp_path: Path,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"federation": FEDERATION, "rounds": 3, "batch": 4, "local": {"steps": 1},
@@ -352,6 +353,7 @@ def children() -> list[Any]:
     return multiprocessing.active_children()
 
 
+@pytest.mark.thorough
 def test_workers_are_gone_when_a_run_ends_or_fails() -> None:
     settings: dict[str, Any] = {"federation": FEDERATION, "rounds": 1, "batch": 4, "local": {"steps": 1},
                                 **BACKENDS["processes"]}

@@ -175,6 +175,7 @@ def wanted(rounds: int) -> Experiment:
 
 
 @pytest.mark.filterwarnings("ignore:each sum is of about 3 clients")
+@pytest.mark.thorough
 def test_a_resumed_run_goes_on_with_its_bound_bit_for_bit(tmp_path: Path) -> None:
     whole = runs.start(Setup.of(wanted(4)), tmp_path / "whole")
     runs.start(Setup.of(wanted(2)), tmp_path / "parts")

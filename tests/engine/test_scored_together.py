@@ -29,6 +29,7 @@ def test_how_many_are_scored_together(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose._scored(work, 4, len(SIZES), 1) == 10
 
 
+@pytest.mark.thorough
 def test_figures_do_not_depend_on_who_is_scored_together() -> None:
     def figures(e: Engine, scored: int) -> object:
         e.backend.scored = scored

@@ -36,6 +36,7 @@ def shorten(file: Path) -> None:
     (lambda data: shorten(data / "north.csv"), "cannot be resumed with a changed setup"),
     (lambda data: (data / "zoo.csv").write_bytes(b"\xff"), "zoo.csv"),
 ], ids=["gone", "changed", "unreadable"])
+@pytest.mark.thorough
 def test_models_are_loaded_and_exported_without_the_training_files(harm: Callable[[Path], Any], words: str,
                                                                    tmp_path: Path) -> None:
     run = trained(tmp_path, name="ditto")
@@ -54,6 +55,7 @@ def test_models_are_loaded_and_exported_without_the_training_files(harm: Callabl
         descant.resume(tmp_path / "run", rounds=3)
 
 
+@pytest.mark.thorough
 def test_a_newcomer_is_served_without_them(tmp_path: Path) -> None:
     run = trained(tmp_path, name="ditto")
     (tmp_path / "hospitals" / "data").rename(tmp_path / "elsewhere")
@@ -63,6 +65,7 @@ def test_a_newcomer_is_served_without_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [{"name": "fedavg", "finetune": 2}, {"name": "ifca", "K": 2}])
+@pytest.mark.thorough
 def test_a_model_that_is_made_with_rows_needs_them(method: dict[str, Any], tmp_path: Path) -> None:
     trained(tmp_path, **method)
     (tmp_path / "hospitals").rename(tmp_path / "elsewhere")
@@ -77,6 +80,7 @@ def test_other_federations_are_made_again(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "checkpoint" / "federation.safetensors").exists()
 
 
+@pytest.mark.thorough
 def test_a_damaged_description_is_told(tmp_path: Path) -> None:
     trained(tmp_path, name="ditto")
     file = tmp_path / "run" / "checkpoint" / "federation.safetensors"

@@ -66,6 +66,7 @@ def server_of(run: Run) -> Tensor:
     {"algorithm.name": "ditto"}, {"model.name": "dnn", "algorithm.name": "fedavg"} | KNOWN,
     *(pytest.param({"algorithm.name": name}, marks=pytest.mark.slow)
       for name in ("fedavg", "pfedme", "dichotomous", "scaffold", "pfedbayes", "apfl"))], ids=str)
+@pytest.mark.thorough
 def test_clients_come_to_the_same_wherever_they_run(settings: dict[str, Any],
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Account, "spent", lambda self, number: 1.0)  # which has its own tests
@@ -103,6 +104,7 @@ def test_nothing_of_the_rows_passes_by_the_clip(name: str, backend: str,
     assert torch.allclose(*found, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_worker_processes_draw_the_same_noise() -> None:
     here, there = (server_of(played(KNOWN | {"train.backend": name, "train.workers": 2, "train.chunk": 2}))
                    for name in ("loop", "processes"))
@@ -137,6 +139,7 @@ def test_every_client_has_its_own_epsilon_and_the_largest_is_told() -> None:
     assert run.history[-1]["epsilon"] == max(expected) == pytest.approx(expected[int(sizes.argmin())])
 
 
+@pytest.mark.thorough
 def test_noise_is_fitted_to_a_budget_and_a_run_that_is_extended_stops_before_it_exceeds_it(
         tmp_path: Path) -> None:
     wanted = KNOWN | {"privacy.epsilon": 4.0}
@@ -152,6 +155,7 @@ def test_noise_is_fitted_to_a_budget_and_a_run_that_is_extended_stops_before_it_
     assert given.history[-1]["epsilon"] <= 4.0 < gaussian_epsilon(math.sqrt(3) / 1.7, 1e-5)
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_draws_the_noise_that_it_would_have_drawn(tmp_path: Path) -> None:
     whole = played(KNOWN | {"train.rounds": 4})
     played(KNOWN | {"train.rounds": 2}, tmp_path / "run")
@@ -215,6 +219,7 @@ def test_only_the_worst_clients_are_looked_at() -> None:
     assert {*front(events)} == {Event(1.0, 0.2, 5), Event(1.0, 0.1, 9)}
 
 
+@pytest.mark.thorough
 def test_what_hardly_protects_is_told() -> None:
     with pytest.warns(UserWarning, match="delta = 0.02 is more than 1 /"):
         played(KNOWN | {"privacy.delta": 0.02})
@@ -246,6 +251,7 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any], words: str) -> N
 
 @pytest.mark.parametrize("settings", [
     {"scale": "client"}, pytest.param({"impute": "client"}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.thorough
 def test_rows_that_are_changed_by_other_rows_are_refused(settings: dict[str, Any]) -> None:
     """One row that moves the mean of its client moves what all other rows add, each by up to twice the clip:
     the noise is for one. A client with all its rows may do with them what it likes."""
@@ -316,6 +322,7 @@ def audit(sampling: Any) -> tuple[float, Account]:
 
 
 @pytest.mark.parametrize("sampling", ["known", pytest.param("poisson", marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_an_audit_never_measures_more_than_is_claimed(sampling: Any) -> None:
     """And not far less, so that a wrong account would be noticed."""
     measured, account = audit(sampling)
@@ -342,6 +349,7 @@ def test_an_audit_notices_what_is_missing(fault: str, sampling: Any, monkeypatch
     assert measured > account.spent(1)
 
 
+@pytest.mark.thorough
 def test_python_takes_the_section(tmp_path: Path) -> None:
     federation = descant.federation("digits", partition="iid", clients=3)
     run = descant.run("fedavg", federation=federation, rounds=1, privacy={"noise": 2.0, "sampling": "known"},
@@ -354,6 +362,7 @@ def test_python_takes_the_section(tmp_path: Path) -> None:
         descant.run("fedavg", federation=federation, privacy=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_a_best_round_that_a_real_federation_would_not_know_is_told() -> None:
     run = played(KNOWN | {"train.rounds": 4, "eval.every": 1, "privacy.noise": 30.0})
     best, last = run.summary["best"]["round"], run.summary["last"]["round"]

@@ -164,6 +164,7 @@ class MixesSamples(nn.Module):
         return self.head(x - x.mean(0) if self.training else x)
 
 
+@pytest.mark.thorough
 def test_auto_does_not_vectorise_a_module_that_mixes_samples():
     owner = np.repeat(np.arange(6), [300, 300, 14, 300, 14, 30])  # somebody's batch is padded
     rows = np.arange(len(owner))

@@ -76,6 +76,7 @@ def test_a_round_has_the_steps_of_its_schedule(model):
 @pytest.mark.parametrize("method", [
     FedAvg(SCHEDULED), Ditto(solver=AdamW(lr=0.05, schedule=Exponential(0.5))), FedRep(solver=SCHEDULED)],
     ids=lambda method: method.name)
+@pytest.mark.thorough
 def test_backends_agree(method):
     with engine(method, ragged(), "dnn") as one, \
             engine(method, ragged(), "dnn", backend="vectorised") as many, \
@@ -86,6 +87,7 @@ def test_backends_agree(method):
         assert_same(apart.server, one.server, 1e-10)
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path):
     federation = descant.federation("digits", partition="classes", clients=5)
     settings: dict[str, Any] = {"federation": federation, "cohort": 3, "sampling": "samples",
@@ -143,6 +145,7 @@ def test_only_what_is_trained_counts_in_the_norm():
 # -- who is sampled ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_clients_are_sampled_by_their_rows():
     sizes = np.array([10, 20, 70])
     rows = Table.packed(np.arange(100), sizes)
@@ -166,6 +169,7 @@ def digits() -> descant.Federation:
     return descant.federation("digits", partition="classes", clients=4)
 
 
+@pytest.mark.thorough
 def test_callbacks_see_every_round_and_can_stop(digits, tmp_path):
     rounds: list[int] = []
     evaluated: list[int] = []
@@ -216,6 +220,7 @@ def test_an_observer_and_callbacks_go_together(digits):
 # -- a warm start ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_warm_start_is_the_module_with_these_parameters(digits, tmp_path):
     settings: dict[str, Any] = {"federation": digits, "rounds": 2, "backend": "vectorised"}
     before = descant.run("fedavg", model="dnn", **settings)

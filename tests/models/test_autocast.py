@@ -50,6 +50,7 @@ def test_gradients_are_those_of_float32_up_to_its_rounding(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETS)
+@pytest.mark.thorough
 def test_clients_together_are_clients_alone(name: str) -> None:
     """To the rounding of eight bits of what training has changed; a repeated run repeats bit for bit."""
     net = seeded(NETS[name])
@@ -63,6 +64,7 @@ def test_clients_together_are_clients_alone(name: str) -> None:
         assert (alone - trained(net, backend="loop")).norm() < 0.1 * (alone - start).norm()
 
 
+@pytest.mark.thorough
 def test_evaluation_is_in_it_too() -> None:
     """What is reported is what plain PyTorch finds under torch.autocast."""
     run = descant.run("fedavg", federation=FED, model=seeded(NETS["dense"]), autocast="bfloat16", **WORK)

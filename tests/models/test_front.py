@@ -93,6 +93,7 @@ def test_where_there_is_none(name: str) -> None:
 @pytest.mark.parametrize(("name", "backend"), [
     ("a chain", "loop"), *((name, "vectorised") for name in NETS if name not in ("half of it", "norm in it")),
 ])
+@pytest.mark.thorough
 def test_numbers_are_those_without_it(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = seeded(NETS[name][0])
     runs = []
@@ -148,6 +149,7 @@ def test_a_run_is_continued_bit_for_bit(tmp_path: Path) -> None:
         assert torch.equal(parts.personal(client, "last").theta, whole.personal(client, "last").theta)
 
 
+@pytest.mark.thorough
 def test_rows_are_protected_as_they_are_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of a row are of that row alone: the noise and the account are the same."""
     found = []

@@ -186,6 +186,7 @@ def test_gradients_are_the_same_together_and_one_by_one(name: str) -> None:
     assert not torch.equal(alone.upload.theta[0], alone.upload.theta[1])
 
 
+@pytest.mark.thorough
 def test_group_norm_is_the_same_together_and_one_by_one() -> None:
     facts = sample((1, 6, 6), CLASSES)
     net = seeded(lambda: resnet(facts, "resnet18", "group", (4, 6)))

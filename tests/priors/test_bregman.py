@@ -383,6 +383,7 @@ def bowl(theta: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("case", ["gaussian", "diagonal", "full"])
 @pytest.mark.parametrize("lam", [0.05, 1.7, 300.0])
+@pytest.mark.thorough
 def test_the_proximal_map_of_a_quadratic(case: str, lam: float) -> None:
     """Stationarity H (theta - a) + lam P (theta - mu) = 0 with P = Sigma^-1 gives theta = (H + lam P)^-1
     (H a + lam P mu). The envelope is the value there."""
@@ -433,6 +434,7 @@ def test_the_gradient_of_the_envelope(case: str) -> None:
 
 
 @searched_family
+@pytest.mark.thorough
 def test_the_gradient_of_the_clients_objective(case: str) -> None:
     """Eq. 13 with the mean mu(w) = w - eta grad f(w) of lg: here for f with a Hessian that changes."""
     family, _, w = CASES[case]

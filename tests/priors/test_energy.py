@@ -209,6 +209,7 @@ def test_own_priors_in_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_algorithm(mine)
 
 
+@pytest.mark.thorough
 def test_a_run_with_an_object_of_ones_own_says_how_to_go_on(tmp_path: Path) -> None:
     """Its directory cannot make the object again; the same call can."""
     def train(prior: Energy, name: str, rounds: int, **more: Any) -> descant.Run:

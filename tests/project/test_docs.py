@@ -69,6 +69,7 @@ def test_the_table_of_the_readme_is_complete():
             assert f"`{name}`" in text, name
 
 
+@pytest.mark.thorough
 def test_the_method_of_the_contributing_guide_works(tmp_path, monkeypatch):
     (tmp_path / "example_of_a_method.py").write_text(blocks("CONTRIBUTING.md", "python")[0])
     monkeypatch.syspath_prepend(tmp_path)

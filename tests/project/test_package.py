@@ -25,6 +25,7 @@ def test_version_is_that_of_the_installed_distribution():
     assert descant.__version__ == importlib.metadata.version("descant")
 
 
+@pytest.mark.thorough
 def test_the_deployment_extra_is_pinned_by_hash():
     """Every package of the extra, with the versions of constraints.txt, and nothing of this machine."""
     text = (ROOT / "deployment.txt").read_text(encoding="utf-8")
@@ -117,6 +118,7 @@ def pinned() -> dict[str, str]:
 OF_A_GRAPHICS_CARD = ("nvidia", "cuda", "triton")  # what another build of torch brings along
 
 
+@pytest.mark.thorough
 def test_every_requirement_is_pinned_within_its_bounds():
     """Of descant with all extras, and of all that is installed and that these need."""
     versions, seen = pinned(), set()

@@ -30,6 +30,7 @@ def lint_imports(package: Path) -> subprocess.CompletedProcess[str]:
                           env=os.environ | {"PYTHONPATH": str(package.parent)})
 
 
+@pytest.mark.thorough
 def test_no_room_imports_a_higher_one() -> None:
     done = lint_imports(PACKAGE)
     assert done.returncode == 0, done.stdout
@@ -44,6 +45,7 @@ FORBIDDEN = {
 }
 
 
+@pytest.mark.thorough
 def test_a_forbidden_import_is_found_even_in_a_function(tmp_path: Path) -> None:
     copy = tmp_path / "descant"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))

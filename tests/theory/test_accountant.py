@@ -36,6 +36,7 @@ def test_without_loss_there_is_nothing_to_spend_and_without_noise_everything() -
     (Event(1.1, 0.01, 10_000), 5.20, 5.63),  # Abadi et al. 2016 and Gopi et al. 2021 have this setting
     (Event(4.0, 0.01, 10_000), 0.957, 1.035),
 ])
+@pytest.mark.thorough
 def test_sampled_sums_have_the_published_epsilons(event: Event, prv: float, renyi: float) -> None:
     assert epsilon(event, 1e-5) == pytest.approx(prv, rel=2e-3)
     assert renyi_epsilon(event, 1e-5) == pytest.approx(renyi, rel=1e-3)
@@ -57,11 +58,13 @@ BY_LOSSES = {
 
 @pytest.mark.parametrize(("event", "delta"), [
     pytest.param(*key, marks=[] if k < 4 else pytest.mark.slow) for k, key in enumerate(BY_LOSSES)])
+@pytest.mark.thorough
 def test_epsilon_is_that_of_another_accountant_or_a_little_more(event: Event, delta: float) -> None:
     theirs = BY_LOSSES[event, delta]
     assert theirs - 1e-4 <= epsilon(event, delta) <= theirs + max(0.012, 0.002 * theirs)
 
 
+@pytest.mark.thorough
 def test_the_numerical_composition_is_above_the_truth_of_one_sum() -> None:
     # one sum: P = (1-q) N(0, s^2) + q N(1, s^2) against Q = N(0, s^2), both ways, by integration
     q, s, delta = 0.2, 0.8, 1e-4

@@ -142,6 +142,7 @@ def test_lanczos() -> None:
     assert lanczos(lambda v: D * v, 400, DOUBLE) == ends
 
 
+@pytest.mark.thorough
 def test_a_network_with_a_hidden_layer_is_not_convex() -> None:
     federation = descant.federation("logistic", clients=2, rows=60, dim=4, classes=3).to(DOUBLE)
     batch = rows_of(federation, 0)
@@ -223,6 +224,7 @@ def test_noise_needs_two_rows() -> None:
 
 
 @pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.thorough
 def test_the_corrected_square_of_r_has_no_bias(uniform: bool) -> None:
     """w_i = w*_i + e_i with E||e_i||^2 = v_i: over 4000 draws the mean of sum_i p_i (corrected squares) comes
     within four standard errors of the truth; the naive one is above it by sum_i p_i (1 - p_i) v_i, which is
@@ -438,6 +440,7 @@ def test_the_global_error_has_the_weights_of_the_method(weights: Any, temperatur
         near(e.score().shared.error[0], float((w - target).square().sum()))
 
 
+@pytest.mark.thorough
 def test_the_error_falls_to_the_statistical_one() -> None:
     """LocalTrain on rows with noise: each theta_i comes to the mean of its rows, not to the true optimum."""
     federation = quadratics(4, rows=12, noise=0.5)

@@ -117,6 +117,7 @@ PROBLEMS = {"quadratic": quadratic, "logistic": logistic}
 
 
 @pytest.mark.parametrize("lam", [0.05, 1.0, 20.0])
+@pytest.mark.thorough
 def test_lemma_2_bounds_the_envelope_of_a_logistic_loss(lam: float) -> None:
     """The Hessian of the envelope, by differences of its gradient lam (w - prox(w)) (Lemma 3), and the prox
     by Newton's method: nothing here knows the lemma."""
@@ -167,6 +168,7 @@ def solve(problem: Problem, lam: float, p: Tensor) -> Solution:
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.thorough
 def test_lemma_1(kind: str) -> None:
     """(4) says how near GlobalTrain's model is; (5) holds for any points w*_i within R of their mean, with
     lam/4 for lam/2, as derived in `lemma1_bounds`."""

@@ -312,6 +312,7 @@ def test_the_picture_of_a_comparison_has_every_method(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.pictures
+@pytest.mark.thorough
 def test_page_and_picture_draw_the_same_prepared_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                                         ) -> None:
     data = page_data(12) | {"lower_is_better": True, "metric": "loss", "curve_metric": "loss",
