@@ -18,9 +18,9 @@ from descant.core.tree import leaves
 from descant.engine import batches as batches_module
 from descant.engine import draws
 from descant.engine.account import Account, Queries
-from descant.engine.batches import LocalWork, _lengths, _shares, plan_chunk
+from descant.engine.batches import ClientTensors, LocalWork, Plan, _lengths, _shares, plan_chunk
 from descant.engine.cohort import sampled
-from descant.engine.draws import order_of, toss
+from descant.engine.draws import Coins, order_of, toss
 from descant.engine.pool import Pool
 from descant.engine.protect import account_of, settled
 from descant.engine.settings import Train
@@ -51,7 +51,7 @@ def test_no_row_is_looked_at_more_often_than_is_accounted_for(per_step: int, dis
                 for rows in np.split(order, np.cumsum(lengths)[:-1]):
                     looks += np.bincount(rows, minlength=size) ** 2
                 assert looks.max() <= passes
-                found = toss("stream", (0, "local", 1, 0), shares, wide, len(lengths))
+                found = toss(random.stream(0, "coins.local", 1, 0), shares, wide, len(lengths))
                 assert max(found.expected / len(share) for share in shares) <= rate + 1e-12
                 assert -(-len(found.lengths) // len(shares)) <= batches
 
@@ -70,8 +70,8 @@ def test_nothing_but_the_sums_depends_on_the_coins(name: str, monkeypatch: pytes
         "privacy": {"noise": 1e-3, "clip": 1e-9}}))
 
     def model(heads: float) -> Tensor:
-        def tossed(coins: Any, own: Any, shares: list[np.ndarray], batch: int, count: int) -> Any:
-            found = toss(coins, own, shares, batch, count)
+        def tossed(coins: Any, shares: list[np.ndarray], batch: int, count: int) -> Any:
+            found = toss(coins, shares, batch, count)
             if heads == 0:
                 return found._replace(lengths=0 * found.lengths, rows=found.rows[:0])
             turns = [shares[k % len(shares)] for k in range(count)]
@@ -85,26 +85,31 @@ def test_nothing_but_the_sums_depends_on_the_coins(name: str, monkeypatch: pytes
     assert torch.allclose(none, every, rtol=0, atol=1e-7)
 
 
+def _planned(coins: Coins) -> tuple[Pool, Plan, ClientTensors]:
+    """Three clients with 30 rows each, six batches of 9 rows by coins."""
+    rng = np.random.default_rng(0)
+    federation = Federation.from_arrays(rng.standard_normal((90, 2)), np.arange(90) % 2, np.arange(90) % 3,
+                                        test=0.0, validation=0.0)
+    pool = Pool.of(federation, torch.float64)
+    return pool, *plan_chunk(
+        pool, np.arange(3), seed=0, purpose="local", number=1, batch=9,
+        work=LocalWork(steps=6), per_step=1, dtype=torch.float64, draws=True, splits=(), coins=coins)
+
+
 def test_batches_by_coins_are_of_their_shares_in_turn_and_filled_up_evenly() -> None:
     """The coins of all steps are looked at together. Whatever fills a chunk up, a client has its own rows."""
     shares = [np.arange(0, 30, 2), np.arange(1, 30, 2)]
     stream = random.stream(0, "coins.local", 1, 7)
     heads = [stream.random((count, 15)) < 4 / 15 for count in (3, 2)]
-    found = toss("stream", (0, "local", 1, 7), shares, 4, 5)
+    found = toss(random.stream(0, "coins.local", 1, 7), shares, 4, 5)
     batches = np.split(found.rows, np.cumsum(found.lengths)[:-1])
     for k, rows in enumerate(batches):
         assert rows.tolist() == shares[k % 2][heads[k % 2][k // 2]].tolist()
-    assert toss("stream", (0, "local", 1, 7), shares, 4, 0).rows.tolist() == []
-    rng = np.random.default_rng(0)
-    federation = Federation.from_arrays(rng.standard_normal((90, 2)), np.arange(90) % 2, np.arange(90) % 3,
-                                        test=0.0, validation=0.0)
-    pool = Pool.of(federation, torch.float64)
-    plan, tensors = plan_chunk(
-        pool, np.arange(3), seed=0, purpose="local", number=1, batch=9,
-        work=LocalWork(steps=6), per_step=1, dtype=torch.float64, draws=True, splits=(), coins="stream")
+    assert toss(random.stream(0, "coins.local", 1, 7), shares, 4, 0).rows.tolist() == []
+    pool, plan, tensors = _planned("stream")
     assert all(width % 8 == 0 for width in plan.widths)
     for k in range(3):  # the pool has its own numbers of a client's rows
-        mine = toss("stream", (0, "local", 1, k), [pool.train.table[k]], 9, 6)
+        mine = toss(random.stream(0, "coins.local", 1, k), [pool.train.table[k]], 9, 6)
         theirs = zip(tensors.rows[k].split(plan.widths), tensors.lengths[k], strict=True)
         given = [rows[:n] for rows, n in theirs]
         assert torch.cat(given).tolist() == mine.rows.tolist()
@@ -113,8 +118,10 @@ def test_batches_by_coins_are_of_their_shares_in_turn_and_filled_up_evenly() -> 
 def test_the_coins_of_a_real_federation_do_not_come_from_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws, "secret_uniform", lambda count: np.zeros(count))  # all heads
     shares = [np.arange(40)]
-    assert (toss("secret", (0, "local", 1, 0), shares, 4, 50).lengths == 40).all()
-    assert (toss("stream", (0, "local", 1, 0), shares, 4, 50).lengths < 40).all()
+    assert (toss(None, shares, 4, 50).lengths == 40).all()
+    assert (toss(random.stream(0, "coins.local", 1, 0), shares, 4, 50).lengths < 40).all()
+    assert (_planned("secret")[2].lengths == 30).all()
+    assert (_planned("stream")[2].lengths < 30).all()
 
 
 def test_who_drops_out_of_a_cohort_of_coins_makes_room_for_nobody() -> None:

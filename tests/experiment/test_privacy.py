@@ -22,6 +22,7 @@ from descant.core.federation import Federation
 from descant.core.permit import ran
 from descant.core.privacy import gradients
 from descant.core.privacy.settings import Mechanism, Privacy
+from descant.core.random import stream
 from descant.core.tree import leaves
 from descant.engine.account import Account, Queries, front
 from descant.engine.batches import LocalWork
@@ -275,14 +276,14 @@ def test_rows_that_are_changed_by_other_rows_are_refused(settings: dict[str, Any
 
 def test_coins_are_fair_and_empty_batches_are_batches() -> None:
     shares = [np.arange(40)]
-    found = [toss("stream", (0, "local", k, 0), shares, 4, 50) for k in range(20)]
+    found = [toss(stream(0, "coins.local", k, 0), shares, 4, 50) for k in range(20)]
     counts = np.concatenate([each.lengths for each in found])
     assert counts.mean() == pytest.approx(4, abs=0.3)
     assert counts.var() == pytest.approx(40 * 0.1 * 0.9, rel=0.25)
     rows = np.concatenate([each.rows for each in found])
     assert np.bincount(rows, minlength=40) == pytest.approx(100, abs=45)
-    assert (toss("stream", (0, "local", 1, 0), shares, 40, 3).lengths == 40).all()  # all are in it
-    secret = [toss("secret", (0, "local", 1, 0), shares, 4, 50).lengths for _ in range(2)]
+    assert (toss(stream(0, "coins.local", 1, 0), shares, 40, 3).lengths == 40).all()  # all are in it
+    secret = [toss(None, shares, 4, 50).lengths for _ in range(2)]
     assert not (secret[0] == secret[1]).all()
 
 

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -154,7 +155,9 @@ def generators_used() -> Iterator[set[str]]:
             python_random.setstate(of_python)
 
 
-DRAWN = 2**16  # numbers of 64 bits that are made together: fewer have more calls, more are out of the cache
+DRAWN = 2**15  # numbers of 64 bits that are made together: fewer have more calls, more are out of the cache
+# All places are in the table; of numpy's ways to treat others, "raise" copies and "clip" looks twice.
+IN_TABLE: Literal["wrap"] = "wrap"
 
 
 # -- tensors ---------------------------------------------------------------------------------------------
@@ -214,7 +217,7 @@ def draw_coarse_normal_(rows: Tensor, keys: Tensor, start: int = 0) -> None:
         return
     table, into = _quantiles(rows.dtype).numpy(), rows.numpy()
     for some, here, places in _places(keys, start, rows.shape[1]):
-        table.take(places, out=into[some, here], mode="clip")  # "raise" would copy; all are in the table
+        table.take(places, out=into[some, here], mode=IN_TABLE)
 
 
 def add_coarse_normal_(rows: Tensor, keys: Tensor, scale: Tensor, start: int = 0) -> None:
@@ -228,7 +231,7 @@ def add_coarse_normal_(rows: Tensor, keys: Tensor, scale: Tensor, start: int = 0
         if len(made) < places.size:  # the first are the most
             made = np.empty(places.size, table.dtype)
         normals, target = made[: places.size].reshape(places.shape), into[some, here]
-        table.take(places, out=normals, mode="clip")
+        table.take(places, out=normals, mode=IN_TABLE)
         np.multiply(normals, factor[some], normals)
         np.add(target, normals, target)
 

@@ -296,18 +296,15 @@ def plan_chunk(
     per_pass = sizes if batch == "full" else np.full_like(sizes, batch)
     owned = [_shares(table[client], per_step if disjoint else 1) for client in clients.tolist()]
     shape, batches = work.all_lengths(sizes, per_pass, per_step)
+    if disjoint:  # a client's batches are its own matter
+        shape, batches = _side_by_side([_lengths(shares, b, work, per_step)
+                                        for shares, b in zip(owned, per_pass.tolist(), strict=True)])
     tossed: list[Tossed] = []
-    if disjoint or coins is not None:  # a client's batches are its own matter
-        lengths = [_lengths(shares, b, work, per_step)
-                   for shares, b in zip(owned, per_pass.tolist(), strict=True)]
-        tossed = [] if coins is None else [
-            toss(coins, (seed, purpose, number, int(client)), shares, b, len(each))
-            for client, shares, b, each in zip(clients, owned, per_pass.tolist(), lengths, strict=True)]
-        lengths = [each.lengths for each in tossed] or lengths
-        batches = np.array([len(each) for each in lengths], np.int64)
-        shape = np.zeros((len(clients), batches.max()), np.int64)
-        for k, each in enumerate(lengths):
-            shape[k, : len(each)] = each
+    if coins is not None:
+        streams = random.Streams(seed, f"coins.{purpose}", number, last=clients)
+        tossed = [toss(streams[k] if coins == "stream" else None, *each)
+                  for k, each in enumerate(zip(owned, per_pass.tolist(), batches.tolist(), strict=True))]
+        shape, _ = _side_by_side([each.lengths for each in tossed])
     widths = np.maximum(shape.max(0), 1)
     if coins is not None:
         widths = -(-widths // EVEN) * EVEN
@@ -347,6 +344,15 @@ def steps_in_round(size: int, batch: int | Literal["full"], work: LocalWork, per
 def _shares(own: np.ndarray, count: int) -> list[np.ndarray]:
     """A client's rows in `count` interleaved shares (rows may be sorted by class); one share if too few."""
     return [own[k::count] for k in range(count)] if 1 < count <= len(own) else [own]
+
+
+def _side_by_side(lengths: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """As `LocalWork.all_lengths` has them, of each client's own."""
+    counts = np.array([len(each) for each in lengths], np.int64)
+    shape = np.zeros((len(lengths), counts.max(initial=0)), np.int64)
+    for k, each in enumerate(lengths):
+        shape[k, : len(each)] = each
+    return shape, counts
 
 
 def _lengths(shares: list[np.ndarray], batch: int, work: LocalWork, per_step: int) -> np.ndarray:

@@ -25,20 +25,17 @@ class Tossed(NamedTuple):
     expected: float  # rows of a batch
 
 
-def toss(coins: Coins, own: tuple[int, str, int, int], shares: list[np.ndarray], batch: int, count: int
-         ) -> Tossed:
-    """`count` batches of a client, of its shares in turn; `own` is what its stream is named by: seed,
-    purpose, round, client."""
-    seed, purpose, number, client = own
+def toss(coins: np.random.Generator | None, shares: list[np.ndarray], batch: int, count: int) -> Tossed:
+    """`count` batches of a client, of its shares in turn. Its coins are those of a stream; None: of the
+    operating system."""
     expected = min(batch, *map(len, shares))
-    stream = random.stream(seed, f"coins.{purpose}", number, client)
     lengths, batches, rows = np.zeros(count, np.int64), [], []
     for k, share in enumerate(shares):
         size = (len(range(k, count, len(shares))), len(share))
-        heads = (secret_uniform(size[0] * size[1]).reshape(size) if coins == "secret"
-                 else stream.random(size)) < expected / len(share)
+        heads = (secret_uniform(size[0] * size[1]).reshape(size) if coins is None
+                 else coins.random(size)) < expected / len(share)
         turns, up = np.divmod(np.flatnonzero(heads), len(share))  # faster than of both axes
-        lengths[k :: len(shares)] = np.count_nonzero(heads, axis=1)
+        lengths[k :: len(shares)] = np.bincount(turns, minlength=size[0])
         batches.append(k + len(shares) * turns)
         rows.append(share[up])
     if len(shares) == 1:
