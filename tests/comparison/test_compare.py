@@ -19,6 +19,7 @@ from rich.console import Console
 from descant.algorithms import CGPFL, Ditto, FedAvg, LocalTrain, pFedBreD, pFedMe
 from descant.cli import main
 from descant.comparison import (
+    budget,
     conclusions,
     execute,
     finished,
@@ -481,6 +482,22 @@ def test_steps_are_counted_also_of_a_method_that_diverges_at_once(tables: dict[s
     plan, _ = made(tables, tmp_path / "out", [0], algorithms="ditto,ditto:solver.lr=1e38,label=wild")
     assert plan.methods["wild"].rounds == plan.methods["ditto"].rounds == 6
     assert all(method.seconds > 0 for method in plan.methods.values())
+
+
+def test_what_a_server_does_once_is_not_counted_for_every_round(
+        tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """CGPFL-Heur chooses K in its first round, which can take many times as long as the clients do."""
+    now = 0.0
+
+    def absorb(self: FedAvg, server: Any, mean: Any, round: Any) -> Any:
+        nonlocal now
+        now += 90.0 if round.number == 1 else 2.0
+        return mean, {}
+
+    monkeypatch.setattr(budget.time, "process_time", lambda: now)
+    monkeypatch.setattr(FedAvg, "absorb", absorb)
+    setup = runs.Setup.of(Experiment.parse({**tables, "algorithm": {"name": "fedavg"}, "algorithms": []}))
+    assert budget.rounds_of(setup, [*listed("fedavg").values()], "rounds")["fedavg"].seconds == 2.0
 
 
 @pytest.mark.slow

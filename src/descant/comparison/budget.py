@@ -30,7 +30,8 @@ from descant.engine.work import Job
 from descant.errors import DescantError
 from descant.experiment import run as runs
 
-WARM = 0.5  # seconds of a first round, above which it needs no second one to be timed
+WARM = 0.5  # seconds of a first round, above which it needs no second one to be timed,
+MOSTLY = 0.5  # if this share of them is the clients'
 MISMATCH = 0.05  # a share of the budget that is worth a note
 
 
@@ -61,14 +62,15 @@ def rounds_of(setup: runs.Setup, found: Sequence[Contender], budget: Budget) -> 
 
 
 class _Counted(InProcess):
-    """Keeps the steps of the last job, also where its results cannot be used."""
+    """Keeps the steps and the seconds of the last job, also where its results cannot be used."""
 
-    grad_steps = 0
+    grad_steps, seconds = 0, 0.0
 
     def run(self, job: Job, clients: np.ndarray, number: int, message: Message, states: Tree,
             adding: Adding | None = None) -> Outcome:
+        start = time.process_time()
         outcome = super().run(job, clients, number, message, states, adding)
-        self.grad_steps = outcome.grad_steps
+        self.grad_steps, self.seconds = outcome.grad_steps, time.process_time() - start
         return outcome
 
 
@@ -76,21 +78,22 @@ def _steps(setup: runs.Setup, number: int) -> tuple[int, float]:
     """How many gradients a round takes, and about how many seconds: by playing it, also where the method
     diverges at once."""
     work = setup.work()
-    backend, seconds = _Counted(work, 16), 0.0
+    backend, steps = _Counted(work, 16), []
     with one_thread():
         training = Training(work, setup.train)
         if work.algorithm.opens():
             with contextlib.suppress(DescantError):
                 training.play(backend)
-        for _ in range(2):  # the first time is slower than later rounds
-            training.number = number - 1
+        for later in range(2):  # later rounds are faster than the first, and clusters are found once
+            training.number = number - 1 + later
             start = time.process_time()  # one process, one thread: what else runs here does not count
             with contextlib.suppress(DescantError):
                 training.play(backend)
             seconds = time.process_time() - start
-            if seconds > WARM:
+            steps.append(backend.grad_steps)
+            if seconds > WARM and backend.seconds > MOSTLY * seconds:
                 break
-    return backend.grad_steps, seconds
+    return steps[0], seconds
 
 
 def notes(plan: Plan, finished: Sequence[FinishedRun]) -> Iterator[str]:
