@@ -184,6 +184,15 @@ def test_both_budgets_are_run_and_a_run_serves_both(repository: Path) -> None:
         descant.reproduce("paper/figure_9", budget="steps")
 
 
+@pytest.mark.thorough
+def test_a_table_that_both_budgets_share_is_shown_once(repository: Path) -> None:
+    """Its methods take a gradient a step each, so that equal rounds are equal steps."""
+    descant.reproduce("paper/table_7", repetitions=1)
+    text = (repository / "docs" / "results" / "paper.md").read_text()
+    assert text.count("| claim of the paper |") == 1
+    assert text.split("### With the same number of gradient steps\n\n")[1].startswith("Nothing changes: all ")
+
+
 @pytest.mark.parametrize(("before", "now", "both"), [
     ("a", "a", "a"), ("a", "b", "a, then b"), ("a, then b", "b", "a, then b"),
     ("a", "a, then b", "a, then b"), ("c", "a, then b", "c, then a, then b")])

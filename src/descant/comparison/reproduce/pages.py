@@ -80,7 +80,14 @@ def _steps(item: Item, place: Path) -> list[str]:
         kept = json.loads((matched / "about.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return [head, f"Not run: `descant reproduce {item.name} --budget steps`\n"]
-    return [head, f"{_plain(what_changes(item))}\n", *_account(kept, matched, place)]
+    told = [head, f"{_plain(what_changes(item))}\n"]
+    return told if _same_runs(item) else [*told, *_account(kept, matched, place)]
+
+
+def _same_runs(item: Item) -> bool:
+    """Whether both budgets have the same runs; then the figures are the same to the last digit."""
+    both = [place / "results.csv" for place in (item.results, item.results / STEPS)]
+    return all(path.exists() for path in both) and both[0].read_bytes() == both[1].read_bytes()
 
 
 def what_changes(item: Item) -> str:
@@ -88,6 +95,9 @@ def what_changes(item: Item) -> str:
     matched = item.results / STEPS
     if not (item.results / "claims.csv").exists():
         return "What changes is not known: the paper's budget has not been run."
+    if _same_runs(item):
+        return ("Nothing changes: all methods take as many gradient steps in a round, so that the runs are the "
+                "same.")
     before = {claim.paper: claim.verdict for claim in claims.read(item.results / "claims.csv")}
     changed = [f"{claim.paper} ({before[claim.paper]}, then {claim.verdict})"
                for claim in claims.read(matched / "claims.csv")
