@@ -96,8 +96,8 @@ def what_changes(item: Item) -> str:
     if not (item.results / "claims.csv").exists():
         return "What changes is not known: the paper's budget has not been run."
     if _same_runs(item):
-        return ("Nothing changes: all methods take as many gradient steps in a round, so that the runs are the "
-                "same.")
+        return ("Nothing changes: all methods take as many gradient steps in a round, so that the runs are "
+                "the same.")
     before = {claim.paper: claim.verdict for claim in claims.read(item.results / "claims.csv")}
     changed = [f"{claim.paper} ({before[claim.paper]}, then {claim.verdict})"
                for claim in claims.read(matched / "claims.csv")
