@@ -165,6 +165,11 @@ RUNNING: tuple[Mutation, ...] = (
              "rows that only fill up count"),
     Mutation("engine/draws.py", "batches.append(k + len(shares) * turns)", "batches.append(turns + k)",
              ("tests/engine/test_accounted.py",), "rows by coins are in batches of another share"),
+    Mutation("engine/batches.py", 'streams[k] if coins == "stream" else None', "streams[k]",
+             ("tests/engine/test_accounted.py",), "the coins of a real federation follow from its seed"),
+    Mutation("comparison/budget.py", "if seconds > WARM and backend.seconds > MOSTLY * seconds:",
+             "if seconds > WARM:", ("tests/comparison/test_compare.py",),
+             "what a server does once is counted for every round"),
     Mutation("engine/batches.py", "widths = -(-widths // EVEN) * EVEN", "widths = widths // EVEN * EVEN + 1",
              ("tests/engine/test_accounted.py",), "batches by coins are not filled up evenly"),
     # -- sums ------------------------------------------------------------------------------------------
