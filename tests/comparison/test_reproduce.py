@@ -284,7 +284,8 @@ def test_times_are_scaled_to_this_machine(tmp_path: Path, monkeypatch: pytest.Mo
     assert times.measured_in(tmp_path) == {"a/b": 10.0}
     times.write(tmp_path, {"c/d": 3.0})
     kept = json.loads((tmp_path / "times.json").read_text())
-    assert kept == {"pace": 1.0, "seconds": {"a/b": 20.0, "c/d": 3.0}}
+    assert kept == {"pace": 0.5, "seconds": {"a/b": 10.0, "c/d": 1.5}}  # what was there is not scaled again
+    assert times.read(tmp_path) == {"a/b": 20.0, "c/d": 3.0}
 
 
 @pytest.mark.slow

@@ -62,10 +62,13 @@ def _read(directory: Path) -> tuple[float, dict[str, float]]:
 
 
 def write(directory: Path, items: dict[str, float]) -> None:
-    """Add what was measured here; what another machine measured is scaled to this one."""
-    known = read(directory) | items
-    seconds = {name: float(f"{known[name]:.3g}") for name in sorted(known)}
-    table: dict[str, Any] = {"pace": pace(), "seconds": seconds}
+    """Add what was measured here, scaled to where the others were: these stay as they are, since a pace is
+    never the same twice, and what is scaled often would drift."""
+    now = pace()
+    at, known = _read(directory)
+    at = at if known else now
+    seconds = known | {name: float(f"{taken * at / now:.3g}") for name, taken in items.items()}
+    table: dict[str, Any] = {"pace": at, "seconds": dict(sorted(seconds.items()))}
     write_atomic(directory / FILE, (json.dumps(table, indent=1) + "\n").encode())
 
 
