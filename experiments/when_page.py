@@ -111,8 +111,7 @@ of
 python experiments/when.py --out results/when
 ```
 
-**{count} of {planned} cells have been run**; the others are hatched in the picture and listed at the end, and
-the same command makes them.
+{run}
 
 A cell is one federation of 20 clients: a family, a number of training rows per client, a level of
 heterogeneity. In each, the methods ({methods};
@@ -128,8 +127,10 @@ the better of training alone and FedAvg with fine-tuning](when.png)
 
 Colours and numbers are points of accuracy. **Bold in a black frame: significant at 5 %**; in italics: not
 significant. Below, a cell names the best method; where there is no number, it is training alone ("alone") or
-fine-tuned FedAvg itself, so that nobody is ahead of these two. Hatched cells have not been run.
+fine-tuned FedAvg itself, so that nobody is ahead of these two.
 """
+LEFT = """**{count} of {planned} cells have been run**; the others are hatched in the picture and listed at the
+end, and the same command makes them."""
 
 
 ALL = """All methods and all pairs of them are in
@@ -151,7 +152,8 @@ def _head(cells: Sequence[Seen]) -> str:
     methods = dict.fromkeys(row["method"] for cell in cells for row in sorted(
         cell.methods, key=lambda row: row["method"]))
     return HEAD.format(
-        count=len(cells), planned=len(planned()),
+        run=(LEFT.format(count=len(cells), planned=len(planned())) if len(cells) < len(planned())
+             else f"All {len(cells)} cells have been run."),
         methods=", ".join(sorted(methods, key=str.lower)),
         commits=", ".join(dict.fromkeys(
             commit for cell in cells for commit in cell.about["commit"].split(", then "))))
