@@ -129,8 +129,8 @@ Colours and numbers are points of accuracy. **Bold in a black frame: significant
 significant. Below, a cell names the best method; where there is no number, it is training alone ("alone") or
 fine-tuned FedAvg itself, so that nobody is ahead of these two.
 """
-LEFT = """**{count} of {planned} cells have been run**; the others are hatched in the picture and listed at the
-end, and the same command makes them."""
+LEFT = """**{count} of {planned} cells have been run**; the others are hatched in the picture and listed at
+the end, and the same command makes them."""
 
 
 ALL = """All methods and all pairs of them are in
