@@ -60,8 +60,8 @@ def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
         fact("k-means takes few iterations after several rounds",
              f"at most {max(iterations):.0f} from round 10 on", max(iterations) <= FEW),
         fact("the computation of k-means is not a bottleneck",
-             f"{np.mean(cost):.2g} ms, {100 * np.mean(share):.2g} % of a round here, in which the clients "
-             "train one after another", max(share) < 0.5)]
+             f"{np.mean(cost):.2g} ms, {100 * np.mean(share):.2g} % of a round here, in which one process "
+             "trains all clients", max(share) < 0.5)]
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
