@@ -45,7 +45,8 @@ def measure(seed: int, K: int) -> dict[str, float]:
             "iterations from round 10": float(iterations[9:].max()),
             "kmeans_ms": 1000 * float(np.median(clustering)),
             "share of kmeans": float(np.median(clustering) / np.median(seconds))} | {
-                f"changes {k}": float(part.sum()) for k, part in enumerate(np.array_split(changes, PARTS))}
+                f"changes {k}": float(part.sum()) for k, part in enumerate(np.array_split(changes, PARTS))} | {
+                f"spread {k}": float(part.mean()) for k, part in enumerate(np.array_split(spread, PARTS))}
 
 
 def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
@@ -66,5 +67,5 @@ def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     at = [(k + 0.5) * ROUNDS / PARTS for k in range(PARTS)]
-    lines({"K = 4": [of(rows, f"changes {k}", K=4) for k in range(PARTS)]}, at, path, x="round",
-          y="changes of cluster in 20 rounds")
+    lines({"K = 4": [of(rows, f"spread {k}", K=4) for k in range(PARTS)]}, at, path, x="round",
+          y="distance of the uploads from their mean")
