@@ -24,7 +24,7 @@ from descant.core.vector import Model
 from descant.errors import UsageError
 from descant.priors.bregman import Family
 from descant.priors.gaussian import Average
-from descant.priors.solve import decayed
+from descant.priors.solve import decayed, less
 
 
 class Loss(NamedTuple):
@@ -57,10 +57,10 @@ class Mean(NamedTuple):
     """The mean of a prior, and what its derivative needs."""
 
     w: Tensor  # [d] the client's w, which some strategies move
-    mu: Tensor  # [d]
-    kept: Tensor  # bool [d] the coordinates that were in the family's domain
-    inner: Tensor  # [d] where the loss gradient was taken, and ...
-    inner_kept: Tensor  # bool [d] ... the coordinates of that which were in the domain
+    mu: Tensor  # [d] in the family's domain
+    inner: Tensor  # [d] where the loss gradient was taken
+    free_mu: Tensor  # [d] mu before it was projected to the domain
+    free_inner: Tensor  # [d] and so inner
 
 
 # Phi(f, w, theta, memory): f is the loss on the batch of the local round, a function of a vector like w
@@ -81,21 +81,19 @@ class Strategy(NamedTuple):
     phi: Potential | None = None  # in place of the other terms
 
     def mean(self, f: Loss, w: Tensor, theta: Tensor, memory: Tree) -> Mean:
-        inner, inner_kept, mu = w, torch.ones_like(w, dtype=torch.bool), w
+        mu = inner = free_inner = w
         if self.gradient == "nested":
-            descended = w - self.eta_inner * f.grad(w, 0)
-            inner = self.family.project(descended)
-            inner_kept = inner == descended
+            free_inner = less(w, f.grad(w, 0), self.eta_inner)
+            inner = self.family.project(free_inner)
         if self.gradient != "none":
-            mu = mu - self.eta_a * f.grad(inner, int(self.gradient == "nested"))
+            mu = less(mu, f.grad(inner, int(self.gradient == "nested")), self.eta_a)
         if self.moves:
             w = mu = self.family.project(mu)
         if self.phi is not None:
-            mu = mu - self.eta * self._slope(f, w, theta, memory)
+            mu = less(mu, self._slope(f, w, theta, memory), self.eta)
         elif self.remembers:
-            mu = mu - self.eta * (memory - theta)
-        mean = self.family.project(mu)
-        return Mean(w, mean, mean == mu, inner, inner_kept)
+            mu = less(mu, memory - theta, self.eta)
+        return Mean(w, self.family.project(mu), inner, mu, free_inner)
 
     def _slope(self, f: Loss, w: Tensor, theta: Tensor, memory: Tree) -> Tensor:
         """grad Phi(w); it counts as one gradient."""
@@ -108,7 +106,7 @@ class Strategy(NamedTuple):
 
     def pulled_back(self, f: Loss, mean: Mean, v: Tensor, theta: Tensor, memory: Tree) -> Tensor:
         """Dmu(w)' v. theta and the memory are constants."""
-        v = torch.where(mean.kept, v, 0.0)
+        v = torch.where(mean.mu == mean.free_mu, v, 0.0)  # the others were put to the edge of the domain
         if self.phi is not None:
             bent: Tensor = grad(lambda at: self._slope(f, at, theta, memory) @ v)(mean.w)
             return v - self.eta * bent
@@ -116,7 +114,7 @@ class Strategy(NamedTuple):
             return v
         if self.gradient == "plain":
             return v - self.eta_a * f.hessian(mean.w, 0, v)
-        u = torch.where(mean.inner_kept, f.hessian(mean.inner, 1, v), 0.0)
+        u = torch.where(mean.inner == mean.free_inner, f.hessian(mean.inner, 1, v), 0.0)
         return v - self.eta_a * (u - self.eta_inner * f.hessian(mean.w, 0, u))
 
 

@@ -67,7 +67,7 @@ class Trained(Checked):
         return gradient * torch.clamp(self.clip / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0)
 
 
-def _less(theta: Tensor, direction: Tensor, lr: Any) -> Tensor:
+def less(theta: Tensor, direction: Tensor, lr: Any) -> Tensor:
     """theta - lr * direction; in one pass where lr is a number."""
     return torch.sub(theta, direction, alpha=lr) if isinstance(lr, float) else theta - lr * direction
 
@@ -88,10 +88,10 @@ class SGD(Trained):
     def step(self, theta: Tensor, gradient: Tensor, prior: Prior, state: Tree) -> tuple[Tensor, Tree]:
         direction, lr = decayed(self.clipped(gradient), theta, self.weight_decay), self.rate
         if not self.momentum:
-            return _less(descended(prior, theta, lr), direction, lr), state
+            return less(descended(prior, theta, lr), direction, lr), state
         direction = torch.add(direction, state, alpha=self.momentum)
         direction = state = direction if type(prior) is Flat else direction + prior.grad(theta)
-        return _less(theta, direction, lr), state
+        return less(theta, direction, lr), state
 
     def remembered(self) -> int:
         return 1 if self.momentum else 0
