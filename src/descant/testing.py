@@ -22,6 +22,7 @@ from descant.core.algorithm import Algorithm, Message, Round, contributions
 from descant.core.alike import parts, same
 from descant.core.meter import metered
 from descant.core.random import generators_used, torch_seeded
+from descant.core.rules import CHECKS, CheckFailed, FailureLog, Unusable
 from descant.core.sums import Total, added
 from descant.core.threads import one_thread
 from descant.core.tree import Tree, leaves, map_tree, stack, take
@@ -36,40 +37,8 @@ from descant.models import make_task
 
 __all__ = ["CHECKS", "CheckFailed", "check_algorithm"]
 
-CHECKS = {
-    "class": "the class tells what it is",
-    "table": "a table makes the same method again, and it can be sent to another process",
-    "runs": "no function fails in an ordinary round",
-    "trees": "states, messages, uploads and models are tensors in NamedTuples",
-    "dtype": "real numbers have the type of the run",
-    "rows": "what is for a cohort has a row for each of its clients",
-    "form": "states and uploads keep their form over clients and rounds",
-    "finite": "there is no NaN, not even of a client with one row, or without validation rows",
-    "pure": "no function changes what it is given",
-    "random": "no function draws from a generator of torch, numpy or Python",
-    "repeatable": "the same arguments give the same result",
-    "cohort": "what a client is sent does not depend on who else is in the cohort",
-    "order": "what the server learns does not depend on the order of the cohort",
-    "sums": "where a mean is all that the server needs, clients can be added up in any groups",
-    "newcomer": "what newcomers are sent is made for none of them",
-    "test rows": "no model is made from test rows",
-    "branch": "there is no Python control flow on the values of tensors",
-    "vectorised": "clients that run together come to what they come to alone",
-}
 SOME, OTHERS = np.array([0, 2, 3]), np.array([1, 2, 4])
 TOLERANCE = 1e-10  # in float64, relative above one
-
-
-class CheckFailed(DescantError, AssertionError):
-    """A method does not pass a check."""
-
-    def __init__(self, method: str, check: str, why: str) -> None:
-        super().__init__(f"{method} fails the check {check!r} ({CHECKS[check]}): {why}")
-        self.check, self.why = check, why
-
-
-class _Unusable(Exception):
-    """Nothing can be learned from what would follow."""
 
 
 def check_algorithm(method: Algorithm, *, skip: Collection[str] = (),
@@ -84,7 +53,7 @@ def check_algorithm(method: Algorithm, *, skip: Collection[str] = (),
         if name not in CHECKS:
             raise unknown("check", name, CHECKS)
     log = FailureLog(getattr(method, "name", type(method).__name__), frozenset(skip), on_fail == "raise")
-    with one_thread(), suppress(_Unusable):
+    with one_thread(), suppress(Unusable):
         _check_class(log, method)
         everyone = np.arange(len(SIZES))
         # for the types alone; an opening asks everyone
@@ -92,25 +61,6 @@ def check_algorithm(method: Algorithm, *, skip: Collection[str] = (),
         trial = Trial(log, make_work(method, torch.float64))
         trial.check(trial.play([everyone, SOME]))
     return log.failures
-
-
-class FailureLog:
-    """Collects what fails, once for each check."""
-
-    def __init__(self, method: str, skip: frozenset[str], raises: bool) -> None:
-        self.method, self.skip, self.raises = method, skip, raises
-        self.failures: list[CheckFailed] = []
-
-    def fail(self, check: str, why: str) -> None:
-        if check in self.skip or any(failure.check == check for failure in self.failures):
-            return
-        self.failures.append(CheckFailed(self.method, check, why))
-        if self.raises:
-            raise self.failures[-1]
-
-    def stop(self, check: str, why: str) -> _Unusable:
-        self.fail(check, why)
-        return _Unusable()
 
 
 def _check_class(log: FailureLog, method: Algorithm) -> None:
@@ -281,6 +231,7 @@ class Trial:
             self.log.fail("cohort", "broadcast sends a client something else when others are in the "
                           "cohort, if only in the last bit: look up its row, with no mean and no product")
         self._check_order(after)
+        self._check_forgets(number + 1, message, states)
         newcomer = self._check_newcomers(server, number)
         self._check_models(number, [("score", own, states), ("score_newcomer", newcomer, states)])
         shared = self.call("global_model", {"server": server})
@@ -320,6 +271,16 @@ class Trial:
             if not same(parts(self.call("absorb", given, "sums")[0]), parts(straight)):
                 self.log.fail("sums", "absorb makes something else of the mean of the contributions than "
                                       "aggregate of the uploads: write one of the two")
+
+    def _check_forgets(self, number: int, message: Message, states: Tree) -> None:
+        others = map_tree(lambda rows: rows + 1 if rows.is_floating_point() else rows, states)
+        if not self.method.forgets():
+            return
+        mine, other = (parts(self.trained("local", 0, number, _row(message, 0), take(each, 0)))
+                       for each in (states, others))
+        if not same(mine, other):
+            self.log.fail("forgets", "local makes something else of another state, and forgets says that it "
+                                     "does not look at it: leave forgets out")
 
     def _check_newcomers(self, server: Tree, number: int) -> Message:
         for beyond in (0, len(self.everyone)):  # clients that were never drawn, and clients that come later

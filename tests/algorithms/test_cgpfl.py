@@ -22,6 +22,7 @@ from descant.algorithms import CGPFL, FedAvg, pFedMe
 from descant.core import tree
 from descant.core.federation import Federation
 from descant.core.splits import Table
+from descant.engine.rounds import Sampled
 from descant.errors import DescantError, UsageError
 from descant.experiment.directory import read_metrics
 from descant.experiment.plots import draw_clusters
@@ -70,7 +71,8 @@ def attend(e: Engine, *cohorts: list[int]) -> list[Any]:
     reports = []
     for cohort in cohorts:
         chosen = np.array(cohort)
-        e.training._sampled = lambda found=(chosen, chosen, 0): found  # type: ignore[method-assign]
+        who = Sampled(chosen, chosen, chosen, late=0)
+        e.training._sampled = lambda who=who: who  # type: ignore[method-assign]
         reports += e.play()
     return reports
 

@@ -415,7 +415,15 @@ class Restless(Good):
         object.__setattr__(self, "lam", self.lam + 1)
 
 
+class Forgetful(Good):
+    """It says that a client's state is made anew, and starts from it."""
+
+    def forgets(self) -> bool:
+        return True
+
+
 FAULTS: dict[type[Good], tuple[str, str]] = {
+    Forgetful: ("forgets", "local makes something else of another state"),
     MutatedState: ("pure", "local changes its state in place: make a new tensor"),
     ChangedMessage: ("pure", "local changes its message in place"),
     ChangedUploads: ("pure", "aggregate changes its uploads in place"),

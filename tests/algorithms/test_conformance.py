@@ -585,6 +585,51 @@ def test_everyone_can_train_while_the_cohort_is_aggregated(method: str) -> None:
 
 
 @registered
+def test_who_need_not_be_trained_is_left_out_and_nothing_changes(method: str) -> None:
+    """Everyone trains in every round, and is scored after every second one."""
+    algorithm = VARIANTS[method]
+    if algorithm.tracking:
+        pytest.skip("tracking methods refuse it")
+    settings = {"cohort": 2, "participation": "all"}
+    with engine(algorithm, FEDERATION, "mclr", **settings) as e, \
+         engine(algorithm, FEDERATION, "mclr", **settings) as whole:
+        e.training.scored_in(lambda number: number % 2 == 0)
+        for number in range(1, 5):
+            is_quiet = not any(tree.leaves(e.training.store.template)) or (algorithm.forgets() and number % 2)
+            opens = algorithm.opens() and number == 1
+            assert e.training.overlooks_others(number) == bool(is_quiet)
+            cohort, trained = e.training.upcoming().clients, whole.training.upcoming().clients
+            assert len(trained) == POPULATION
+            assert len(cohort) == (2 if is_quiet and not opens else POPULATION)
+            [report], [reference] = e.play(1), whole.play(1)
+            assert_same(e.server, whole.server, 1e-9)
+            for name in ("participants", "grad_steps", "bytes_down", "bytes_up"):
+                assert getattr(report, name) == getattr(reference, name), name
+            if number % 2 == 0:
+                assert_same(e.states(), whole.states(), 1e-9)
+                assert np.array_equal(e.training.store.last_round, whole.training.store.last_round)
+                assert_same(e.personal(), whole.personal(), 1e-9)
+
+
+@registered
+def test_a_method_forgets_if_it_says_so(method: str) -> None:
+    """Clients with other states make the same of a round, and otherwise do not."""
+    algorithm = VARIANTS[method]
+    with engine(algorithm, FEDERATION, "mclr") as e:
+        if not any(leaf.numel() for _, leaf in tree.leaves(e.training.store.template)):
+            pytest.skip("clients keep nothing")
+        e.play(2)
+        message = algorithm.broadcast(e.server, e.training.round_of(e.everyone))
+        states = e.states()
+        others = tree.map_tree(lambda rows: rows + 0.01 if rows.is_floating_point() else rows, states)
+        usual, other = (e.backend.run("local", e.everyone, 3, message, each).values
+                        for each in (states, others))
+        same = all(torch.equal(a, b) for (_, a), (_, b) in
+                   zip(tree.leaves(usual[:2]), tree.leaves(other[:2]), strict=True))
+        assert same == algorithm.forgets()
+
+
+@registered
 def test_drop_with_everyone_training(method: str) -> None:
     if VARIANTS[method].tracking:
         pytest.skip("tracking methods refuse it")

@@ -7,7 +7,9 @@ any batch its gradient is H_i (w - a_i). Everything is in float64.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from descant.core.task import Batch, FunctionTask, Task
 from descant.core.tree import take
 from descant.core.vector import Model
 from descant.engine.batches import View
+from descant.engine.diagnostics import Observed
 from descant.errors import UsageError
 from descant.experiment.coherence import (
     deviations,
@@ -747,6 +750,37 @@ def test_the_envelope_gradients_of_a_run() -> None:
     run = descant.run(LocalTrain(SGD(lr=0.1)), federation=FEDERATION, model="quadratic", **train)
     with pytest.raises(UsageError, match="no global model"):
         envelope_gradients(run)
+
+
+SEEN: list[Observed] = []
+
+
+def seen(round: Observed) -> float:
+    SEEN.append(round)
+    return 0.0
+
+
+@pytest.mark.parametrize("strategy", ["identity", "lg", "meg", "mh"])
+def test_the_clients_of_figure_2_tell_their_envelope_gradients(strategy: Any, monkeypatch: Any) -> None:
+    """A step of w is down lam (mu - theta). After several, pFedMe's w_R - theta is (1 - a_m lam) times that
+    of the last step; and the models are those of pFedBreD."""
+    folder = Path(__file__).parents[2] / "experiments" / "pfedbred"
+    monkeypatch.syspath_prepend(str(folder))
+    telling: Any = importlib.import_module("_envelopes").Telling
+    fields: dict[str, Any] = {"strategy": strategy, "lam": 2.0, "a_m": 0.1, "a": 0.07, "K": 3}
+    for steps in (1, 3):
+        SEEN.clear()
+        given = settings(steps, federation=FEDERATION, model="quadratic", rounds=3, dtype="float64")
+        run = descant.run(telling(**fields), eval={"diagnostics": ["test_pfedbred:seen"]}, **given)
+        plain = descant.run(pFedBreD(**fields), **given)
+        told = SEEN[-1].uploads.envelope
+        for client, gap in enumerate(told):
+            assert torch.equal(run.personal(client, "last").theta, plain.personal(client, "last").theta)
+            if steps == 1:
+                close(SEEN[-1].moved[client], -0.2 * gap, 1e-12)
+            elif strategy == "identity":
+                w = SEEN[-1].uploaded[client]
+                close(w - run.personal(client, "last").theta, 0.8 * gap, 1e-12)
 
 
 def test_deviations_by_hand() -> None:

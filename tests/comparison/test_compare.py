@@ -31,7 +31,9 @@ from descant.comparison import (
 from descant.comparison import plan as planning
 from descant.comparison.make import make
 from descant.core.permit import ran
+from descant.core.vector import Model
 from descant.data.spec import DataSpec
+from descant.engine.backends.base import InProcess
 from descant.engine.settings import Train
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
@@ -252,6 +254,40 @@ def test_a_method_that_diverges_at_once_does_not_stop_the_others(tables: dict[st
     assert run.label == "ditto"
     assert "diverges" in why
     assert seen.done == ["fedavg, seed 0"]
+
+
+def test_a_run_that_diverges_on_its_way_is_a_result(tables: dict[str, Any], tmp_path: Path, seen: Seen,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figures are those of the round before, but without validation data nobody would have stopped there:
+    the method is not compared, and not tried again."""
+    def absorb(self: FedAvg, server: Model, mean: Model, round: Any) -> Any:
+        return Model(mean.theta / (round.number != 3), mean.stats), {}
+
+    monkeypatch.setattr(FedAvg, "absorb", absorb)
+    tables["data"]["validation"] = 0.0
+    asked: dict[str, Any] = {"algorithms": "fedavg,ditto", "baselines": False, "budget": "rounds"}
+    plan, _ = made(tables, tmp_path / "out", [0], **asked)
+    found = done(plan, seen)
+    assert found.diverged == {"fedavg": (1, 1)}
+    assert found.left_out == {"fedavg": "it diverged in 1 of 1 repetitions"}
+    assert found.failures == {}
+    [run] = [run for run in found.finished if run.label == "fedavg"]
+    assert (run.summary["stopped"], run.summary["rounds"], run.summary["best"]) == ("diverged", 2, None)
+    assert run.summary["diverged"]
+    assert run.lost == 0
+    [note] = seen.notes
+    assert note.startswith("fedavg, seed 0: the training has diverged: the server's theta is not finite "
+                           "after round 3")
+    assert done(plan, seen).diverged == found.diverged
+    assert sorted(seen.done) == ["ditto, seed 0", "fedavg, seed 0"]
+    assert page.page_data(plan.out)["finished"]
+
+    tables["data"]["validation"] = 0.2  # with it, the best round is chosen, and that one is sound
+    plan, _ = made(tables, tmp_path / "chosen", [0], **asked)
+    found = done(plan, seen)
+    assert found.diverged == found.left_out == {}
+    assert [(run.label, run.summary["stopped"]) for run in found.finished] == [
+        ("fedavg", "diverged"), ("ditto", None)]
 
 
 def test_all_methods_see_the_same(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
@@ -498,6 +534,30 @@ def test_what_a_server_does_once_is_not_counted_for_every_round(
     monkeypatch.setattr(FedAvg, "absorb", absorb)
     setup = runs.Setup.of(Experiment.parse({**tables, "algorithm": {"name": "fedavg"}, "algorithms": []}))
     assert budget.rounds_of(setup, [*listed("fedavg").values()], "rounds")["fedavg"].seconds == 2.0
+
+
+def test_who_is_left_out_takes_no_time_and_counts_all_the_same(
+        tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten rounds two are scored; a round takes a second for each client that is trained."""
+    now = 0.0
+    plain = InProcess.run
+
+    def run(self: InProcess, job: Any, clients: Any, *rest: Any) -> Any:
+        nonlocal now
+        now += len(clients)
+        return plain(self, job, clients, *rest)
+
+    monkeypatch.setattr(budget.time, "process_time", lambda: now)
+    monkeypatch.setattr(InProcess, "run", run)
+    train = {**tables["train"], "rounds": 10, "cohort": 2, "participation": "all"}
+    setup = runs.Setup.of(Experiment.parse({**tables, "train": train, "eval": {"every": 5}, "algorithms": [],
+                                            "algorithm": {"name": "fedavg"}}))
+    m = setup.federation.population
+    found = budget.rounds_of(setup, [*listed("fedavg,pfedme,ditto").values()], "steps")
+    assert found["fedavg"].seconds == pytest.approx(2)
+    assert found["pfedme"].seconds == pytest.approx(0.8 * 2 + 0.2 * m)
+    assert found["ditto"].seconds == pytest.approx(m)
+    assert {label: cost.rounds for label, cost in found.items()} == {"fedavg": 10, "pfedme": 2, "ditto": 5}
 
 
 @pytest.mark.slow

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import descant
 from descant.algorithms import CGPFL, IFCA, FedEM
 from descant.comparison import methods
+from descant.comparison.methods import Contender
 from descant.comparison.paper import Paper
 from descant.comparison.reproduce import study
 from descant.comparison.reproduce.claims import Verdict
@@ -44,7 +46,8 @@ def test_what_a_paper_says_is_of_methods_that_are_compared(file: Path) -> None:
     Experiment.parse({**tables, "algorithm": {"name": "fedavg"}}, ran())  # its sections are valid
     labels = methods.labels(tables, Train(), ran())
     paper = Paper.parse(tables["paper"], labels, METRICS)
-    spoken_of = {*paper.figures, *(label for claim in paper.claims for label in (claim.better, claim.worse))}
+    spoken_of = {*paper.figures, *(label for claim in paper.claims for label in (claim.better, claim.worse)),
+                 *(label for claim in paper.near for label in (claim.method, *claim.best_of))}
     assert len(spoken_of) > 1
     found = methods.contenders(tables, None, Train(), baselines=False, permit=ran())
     own = {contender.label for contender in found if contender.grid is None}
@@ -67,42 +70,85 @@ def test_a_study_says_what_it_repeats_and_its_points_can_be_measured(file: Path)
     assert len({job.place for job in jobs}) == len(jobs)  # no two points are the same
 
 
+WHAT = ("method", "how", "lam", "scenario")  # fields of points in which a study runs other code
+
+
+def chosen(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first point of each method, and of what else runs other code."""
+    seen: set[tuple[str, Any]] = set()
+    found = []
+    for point in points:
+        texts = {(name, value) for name, value in point.items() if name in WHAT}
+        if not found or texts - seen:
+            found.append(point)
+        seen |= texts
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # cautions of methods
 @pytest.mark.parametrize("file", STUDIES, ids=named)
-def test_the_first_point_of_a_study_is_measured(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With at most 20 rounds of one local step on small batches, or 3 of a network that reads all rows in
-    every round; its claims are made of such rows."""
-    most = 3 if file.parent.name == "pfedgt" else 20
-    for name in ("mnist", "fashion_mnist", "har"):
+def test_every_method_of_a_study_is_measured(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With at most 20 rounds of one local step on small batches, or 3 where all rows are read in every round,
+    or one of a large network; of many rows, with four of each client, or of as many as a round takes. Claims
+    are made of what is measured."""
+    for name in ("mnist", "fashion_mnist", "har", "cifar10"):
         if f'"{name}"' in "".join(each.read_text() for each in (file, *file.parent.glob("_*.py"))):
             require_data(name)
-    module, run = study.load(file), descant.run
+    module, run, whole = study.load(file), descant.run, cache(descant.federation)
+    gpu = getattr(module, "NEEDS", None) == "gpu"
+    most = 1 if gpu else 3 if file.parent.name == "pfedgt" else 20
     monkeypatch.setattr(study, "load", lambda path: module)
     monkeypatch.setattr(descant, "run", lambda *args, **given: run(*args, **given | {
-        "local": {"steps": 1}, "batch": 4, "rounds": min(most, given["rounds"])}))
-    if hasattr(module, "ROUNDS"):
-        monkeypatch.setattr(module, "ROUNDS", 20)
+        "local": {"steps": 1}, "batch": 4, "rounds": min(most, given["rounds"])} | (
+            {"backend": "loop"} if gpu else {})))
+    large, clients = file.parent.name in ("pfedbred", "pfedgt"), 7 if file.parent.name == "pfedgt" else None
+    monkeypatch.setattr(descant, "federation", lambda *args, **given: (
+        cut(whole(*args, **given), clients) if large else whole(*args, **given)))
+    for name, value in (("ROUNDS", 20), ("SHARE", 100)):  # of the rows of a picture, a 100th
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
     if hasattr(module, "oracle"):
         monkeypatch.setattr(module, "oracle", lambda *args, **given: oracle(*args, **given | {"steps": 2}))
-    point = module.POINTS[0]
-    found = study.measure(file, 0, point)
-    rows = [each | {"seed": seed, "seconds": 0.0} | found for each in module.POINTS for seed in (0, 1)]
+    measured = [(point, study.measure(file, 0, point)) for point in chosen(module.POINTS)]
+    figures = [next((found for measured_at, found in measured if measured_at == point), measured[0][1])
+               for point in module.POINTS]
+    rows = [point | {"seed": seed, "seconds": 0.0} | found
+            for point, found in zip(module.POINTS, figures, strict=True) for seed in (0, 1)]
     judged = module.claims(rows)
     assert judged
     assert all(claim.verdict in get_args(Verdict) for claim in judged)
 
 
-def family(file: Path) -> str:
-    """Files of one table that differ in a number, such as alpha, have the same methods."""
-    return re.sub(r"(_[\d_]+)$", "", named(file).removesuffix(".toml"))
+@cache
+def plays() -> dict[Path, list[Contender]]:
+    """What each file has to play: its methods, and the first point of each grid, but for those that another
+    file of its paper plays with the same settings on the same dataset with the same network; at least one,
+    so that its own data are tried."""
+    found: dict[Path, list[Contender]] = {}
+    played: set[str] = set()
+    for file in FILES:
+        tables = read_toml(file)
+        where = f"{file.parent.name} {tables['data']['dataset']} {tables['model']}"
+        own: dict[str, Contender] = {}
+        grids = set()
+        for each in methods.contenders(tables, None, Train(), baselines=True, permit=ran()):
+            family = None if each.grid is None else each.grid.family
+            if family is None or family not in grids:
+                own.setdefault(f"{where} {each.algorithm!r}", each)
+            grids.add(family)
+        new = [each for name, each in own.items() if name not in played]
+        found[file] = new or list(own.values())[:1]
+        played |= set(own)
+    return found
 
 
 ROWS = 4  # of a client in each split
 
 
-def cut(federation: Federation, clients: int) -> Federation:
+def cut(federation: Federation, clients: int | None = None) -> Federation:
     """Its first clients, with a few rows each, spread over all that they have."""
+    clients = clients or federation.population
     lists = {split: [rows[np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).astype(int)]
                      for rows in map(federation.split(split).__getitem__, range(clients))]
              for split in SPLITS}
@@ -115,17 +161,14 @@ def cut(federation: Federation, clients: int) -> Federation:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", {family(file): file for file in FILES}.values(), ids=named)
+@pytest.mark.parametrize("file", FILES, ids=named)
 def test_every_method_of_a_file_plays_a_round(file: Path) -> None:
-    """Of two of its clients, or as many as clusters or components, with four rows each; of a grid, its first
-    point."""
+    """Of two of its clients, or as many as clusters or components, with four rows each."""
     tables = read_toml(file)
     dataset = tables["data"]["dataset"]
     if dataset not in SYNTHETIC:
         require_data(dataset)
-    all_of_them = methods.contenders(tables, None, Train(), baselines=True, permit=ran())
-    found = [each for each in all_of_them if each.grid is None or not any(each.grid.values.values())]
-    found = found or all_of_them[:1]
+    found = plays()[file]
     clusters = [each.algorithm.K for each in found if isinstance(each.algorithm, CGPFL | IFCA)]
     components = [each.algorithm.M for each in found if isinstance(each.algorithm, FedEM)]
     clients = max([2, *components, *(K for K in clusters if isinstance(K, int))])

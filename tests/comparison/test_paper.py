@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import math
 import tomllib
 from pathlib import Path
@@ -21,7 +22,7 @@ from descant.comparison import agreement, conclusions, execute, finished, page, 
 from descant.comparison import plan as planning
 from descant.comparison.finished import FinishedRun
 from descant.comparison.make import make
-from descant.comparison.paper import Figure, Paper
+from descant.comparison.paper import Figure, NearClaim, Paper
 from descant.comparison.rows import Row
 from descant.comparison.statistics import interval
 from descant.errors import UsageError
@@ -31,6 +32,7 @@ from descant.view.page import render
 
 LABELS = ("a", "b", "c", "d", "e", "f")
 GOOD: dict[str, Any] = {"source": "Table 1", "metric": "accuracy", "figures": {"a": 0.9, "b": 0.8}}
+NEAR: dict[str, Any] = {"says": "a is near", "method": "a", "best_of": ["b", "c"], "near": 0.01}
 
 
 # -- the section -----------------------------------------------------------------------------------------
@@ -57,7 +59,12 @@ def test_a_figure_is_a_number_or_says_what_it_is_of() -> None:
     ({"figures": {"a": True}}, "paper.figures.a must be a number, or a table"),
     ({"figures": {"a": math.nan}}, "paper.figures.a must be a number, or a table"),
     ({"figures": {"a": {"column": "global"}}}, "paper.figures.a must be a number, or a table"),
-    ({"figures": {"a": {"value": 0.9, "of": "global"}}}, "unknown paper.figures.a field 'of'"),
+    ({"figures": {"a": {"value": 0.9, "off": "global"}}}, "unknown paper.figures.a field 'off'"),
+    ({"figures": {"a": 0.9, "b": {"of": "a", "value": 0.9}}}, "paper.figures.b has the figure of 'a': leave "
+                                                              "out all but `of`"),
+    ({"figures": {"a": 0.9, "b": {"of": "z"}}}, "unknown paper.figures.b.of 'z': known are a"),
+    ({"figures": {"a": 0.9, "b": {"of": "a"}, "c": {"of": "b"}}}, "unknown paper.figures.c.of 'b'"),
+    ({"figures": {"a": 0.9, "b": {"of": ["a"]}}}, "unknown paper.figures.b.of ['a']"),
     ({"figures": {"a": {"value": 0.9, "column": "best"}}}, "unknown paper.figures.a.column 'best'"),
     ({"figures": {"a": 97.6}}, "paper.figures.a is 97.6, and accuracy lies between 0 and 1: for per cent, "
                                "set percent = true in [paper]"),
@@ -73,6 +80,17 @@ def test_a_figure_is_a_number_or_says_what_it_is_of() -> None:
     ({"percent": "yes"}, "paper.percent must be true or false"),
     ({"percent": True, "metric": "loss"}, "paper.percent is for shares, and loss is not one"),
     ({"table": 1}, "unknown paper field 'table'"),
+    ({"claims": ["a"]}, "paper.claims must be sections"),
+    ({"claims": [{"better": "a", "worse": "b"}]}, "paper.claims[0].says is missing"),
+    ({"claims": [{"says": "", "better": "a"}]}, "paper.claims[0].worse is missing"),
+    ({"claims": [{"says": "", "better": "a", "worse": "z"}]}, "unknown method in paper.claims[0].worse 'z'"),
+    ({"claims": [{"says": "", "better": "a", "worse": "a"}]}, "has 'a' ahead of itself"),
+    ({"claims": [NEAR | {"near": -0.1}]}, "paper.claims[0].near must be a number from 0"),
+    ({"claims": [NEAR | {"near": None}]}, "paper.claims[0].near must be a number from 0"),
+    ({"claims": [NEAR | {"best_of": []}]}, "paper.claims[0].best_of must be a list of methods"),
+    ({"claims": [NEAR | {"best_of": ["b", "a"]}]}, "unknown method in paper.claims[0].best_of 'a'"),
+    ({"claims": [NEAR | {"method": "z"}]}, "unknown method in paper.claims[0].method 'z'"),
+    ({"claims": [NEAR | {"worse": "b"}]}, "unknown paper.claims[0] field 'worse'"),
 ])
 def test_what_is_wrong_with_a_section_is_one_sentence(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError) as error:
@@ -87,8 +105,11 @@ def test_something_else_than_a_section_is_refused() -> None:
 
 
 def test_a_paper_is_kept_in_the_directory() -> None:
-    paper = parsed(figures={"a": {"value": 0.5, "column": "global_last"}})
-    assert Paper.read(paper.dump()) == paper
+    paper = parsed(figures={"a": {"value": 0.5, "column": "global_last"}, "b": {"of": "a"}},
+                   claims=[{"says": "a is ahead", "better": "a", "worse": "b"}, NEAR])
+    assert Paper.read(json.loads(json.dumps(paper.dump()))) == paper
+    assert paper.figures["b"] == Figure(0.5, "global_last", "a")
+    assert paper.near == (NearClaim("a is near", "a", ("b", "c"), 0.01, "personal"),)
 
 
 # -- the agreement ---------------------------------------------------------------------------------------
@@ -116,9 +137,11 @@ def run(label: str, seed: int, clients: Any, sizes: Any, metric: str = "accuracy
 
 
 def found_of(printed: dict[str, float], scores: dict[str, Any], about: Any, *, column: str = "personal",
-             sizes: Any = (10, 10), metric: str = "accuracy") -> agreement.Agreement:
+             sizes: Any = (10, 10), metric: str = "accuracy", of: dict[str, str] | None = None
+             ) -> agreement.Agreement:
     """Of scores [R] of each method, which all of its clients have."""
-    paper = Paper("Table 1", metric, {label: Figure(value, column) for label, value in printed.items()})
+    paper = Paper("Table 1", metric, {label: Figure(value, column, (of or {}).get(label))
+                                      for label, value in printed.items()})
     runs = {label: [run(label, seed, np.full(len(sizes), score), sizes, metric)
                     for seed, score in enumerate(values)] for label, values in scores.items()}
     rows = [Row(label, 1, len(values), {column: interval(values)}, 0) for label, values in scores.items()]
@@ -140,8 +163,9 @@ def test_tau_is_kendalls_in_each_repetition_with_its_interval_over_them() -> Non
     found = found_of(printed, dict(zip(LABELS, table.T, strict=True)), plan())
     each = [tau_b([*printed.values()], row) for row in table]
     t = stats.t.ppf(0.975, 4) * np.std(each, ddof=1) / math.sqrt(5)
-    assert found.tau.mean == pytest.approx(np.mean(each))
-    assert (found.tau.low, found.tau.high) == pytest.approx((np.mean(each) - t, np.mean(each) + t))
+    [order] = found.orders
+    assert order.tau.mean == pytest.approx(np.mean(each))
+    assert (order.tau.low, order.tau.high) == pytest.approx((np.mean(each) - t, np.mean(each) + t))
     assert len(found.orderings) == 15 - 1
 
 
@@ -149,8 +173,8 @@ def test_equal_orders_have_tau_one_also_where_less_is_better() -> None:
     printed = {"a": 1.0, "b": 2.0, "c": 3.0}
     found = found_of(printed, {"c": [30, 31], "a": [10, 12], "b": [20, 23]}, plan(lower=True, ratio=True),
                      metric="loss")
-    assert found.methods == ["a", "b", "c"]
-    assert found.tau == (1.0, 1.0, 1.0, 2)
+    assert found.orders[0].methods == ["a", "b", "c"]
+    assert found.orders[0].tau == (1.0, 1.0, 1.0, 2)
     assert [(each.better, each.worse, each.paper) for each in found.orderings] == [
         ("a", "b", 1.0), ("a", "c", 2.0), ("b", "c", 1.0)]
     assert all(each.ours.mean > 0 for each in found.orderings)
@@ -170,16 +194,51 @@ def test_an_ordering_appears_is_reversed_or_open() -> None:
     assert equal.orderings[0].ours.p == pytest.approx(p)
 
 
+def test_a_printed_figure_counts_once_in_an_order_whoever_reads_it() -> None:
+    """Of b there are two readings, e of which is the worst in ours: an order with b, and one with e."""
+    printed = {"a": 0.9, "b": 0.8, "c": 0.7, "e": 0.8}
+    noise = 0.001 * np.random.default_rng(1).normal(size=(4, 4))
+    ours = dict(zip("abce", np.array([[0.9], [0.8], [0.7], [0.6]]) + noise, strict=True))
+    found = found_of(printed, ours, plan(), of={"e": "b"})
+    assert [(order.variant, order.methods) for order in found.orders] == [
+        (None, ["a", "b", "c"]), ("e", ["a", "e", "c"])]
+    assert [order.tau.mean for order in found.orders] == pytest.approx([1, 1 / 3])
+    assert [[(each.better, each.worse) for each in order.orderings] for order in found.orders] == [
+        [("a", "b"), ("a", "c"), ("b", "c")], [("a", "e"), ("a", "c"), ("e", "c")]]
+    assert len(found.orderings) == 5  # none of b and e
+    assert found.gap("e").mean == pytest.approx(-0.2, abs=0.01)  # which stands beside the figure, too
+    alone = found_of({"b": 0.8, "e": 0.8}, {"b": [0.8, 0.7], "e": [0.6, 0.7]}, plan(), of={"e": "b"})
+    assert (alone.orders, alone.orderings) == ([], [])
+    assert set(alone.ours) == {"b", "e"}
+
+
+@pytest.mark.parametrize(("metric", "lower", "level", "holds"), [
+    ("accuracy", False, 0.785, True), ("accuracy", False, 0.79, True), ("accuracy", False, 0.95, True),
+    ("accuracy", False, 0.775, False), ("loss", True, 0.715, False), ("loss", True, 0.705, True),
+    ("loss", True, 0.1, True)])
+def test_a_method_is_near_the_best_of_others(metric: str, lower: bool, level: float, holds: bool) -> None:
+    """Of b and c, by their means over the repetitions that all have: seed 2 of b is not among them."""
+    scores = {"a": [level, level], "b": [0.7, 0.9, 1000.0], "c": [0.6, 0.8]}
+    claim = NearClaim("a is near", "a", ("b", "c"), 0.015 if not lower else 0.01, "personal")
+    runs = {label: [run(label, seed, [value, value], (10, 10), metric) for seed, value in enumerate(values)]
+            for label, values in scores.items()}
+    paper = Paper("Figure 3", metric, {}, near=(claim,))
+    [found] = agreement.agreement(paper, plan(lower=lower, ratio=lower), metric, [], runs).near
+    assert (found.best, found.holds) == ("c" if lower else "b", holds)
+    assert (found.level, found.level_of_best) == pytest.approx((level, 0.7 if lower else 0.8))
+    assert agreement.agreement(paper, plan(), metric, [], {"a": runs["a"]}).near == []
+
+
 def test_one_repetition_decides_no_ordering() -> None:
     found = found_of({"a": 0.9, "b": 0.8}, {"a": [0.9], "b": [0.1]}, plan())
     assert [each.appearance for each in found.orderings] == ["open"]
-    assert (found.tau.mean, found.tau.low) == (1.0, None)
+    assert found.orders[0].tau[:2] == (1.0, None)
 
 
 def test_methods_without_runs_or_with_few_seeds_have_no_part_in_the_orders() -> None:
     found = found_of({"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.6},
                      {"a": [0.9, 0.9, 0.9, 0.8], "b": [0.1, 0.2, 0.3, 0.3], "c": [0.5]}, plan())
-    assert found.methods == ["a", "b"]
+    assert found.orders[0].methods == ["a", "b"]
     assert found.repetitions == 4
     assert set(found.ours) == {"a", "b", "c"}  # but what is known of a method stands beside the paper
     assert found.gap("c").mean == pytest.approx(-0.2)

@@ -66,6 +66,52 @@ def test_splits_are_stratified() -> None:
             assert (np.abs(np.bincount(labels[rows], minlength=3) - expected) <= 1).all()
 
 
+@pytest.mark.parametrize(("test", "validation", "part", "taken"), [
+    (0.0, 1 / 6, 1, 2),  # two of twelve are for validation, of four labels
+    (1 / 6, 0.0, 2, 2),
+    (0.75, 0.0, 0, 3),  # three are left
+    (0.75, 1 / 3, 1, 1),  # one of the three that are left
+])
+def test_of_few_entries_chance_decides_which_labels_they_have(test: float, validation: float, part: int,
+                                                              taken: int) -> None:
+    """Every entry is as likely as any other, so that a label has its share of them over many seeds."""
+    labels, seeds = np.repeat([0, 1, 2, 3], [6, 3, 2, 1]), 1500
+    found = np.zeros(4)
+    for seed in range(seeds):
+        rows = split_rows(np.arange(12), labels, seed, 5, test, validation)[part]
+        assert len(rows) == taken
+        found += np.bincount(labels[rows], minlength=4)
+    expected = taken / 12 * np.bincount(labels)
+    # the number of a label in one split is one of two neighbours: a deviation of at most 1/2
+    assert found / seeds == pytest.approx(expected, abs=5 * 0.5 / seeds**0.5)
+
+
+def test_clients_with_few_entries_validate_on_different_labels() -> None:
+    """Each alone as in the federation, by a stream of its own."""
+    client, labels = np.repeat(np.arange(40), 5), np.tile(np.arange(5), 40)
+    made = Division.of(client, labels=labels, group=None, test=0.25, validation=0.3, seed=2)
+    for table in (made.validation, made.test):
+        assert (table.sizes == 1).all()
+        assert set(labels[table.indices]) == set(range(5))
+    for k in range(40):
+        alone = split_rows(np.arange(5), np.arange(5), 2, k, 0.25, 0.3)
+        assert [list(made.validation[k]), list(made.test[k])] == [list(5 * k + rows) for rows in alone[1:]]
+
+
+@pytest.mark.parametrize(("labels", "fold", "validated", "tested"), [
+    (np.arange(24) % 3, None, [4, 8, 10, 15], [0, 5, 7, 17, 21, 22]),
+    (None, None, [0, 5, 11, 18], [15, 17, 20, 21, 22, 23]),
+    (np.arange(24) % 3, 1, [4, 8, 10, 15], [0, 5, 7, 17, 21, 22]),
+    (np.arange(24) % 8, 1, None, [7, 8, 10, 12, 14, 19]),  # a fold begins by chance as ever
+])
+def test_splits_with_enough_entries_are_what_they_always_were(
+    labels: np.ndarray | None, fold: int | None, validated: list[int] | None, tested: list[int],
+) -> None:
+    _, held_out, test = split_rows(np.arange(24), labels, 7, 3, 0.25, 0.2, None, fold)
+    assert list(test) == tested
+    assert validated is None or list(held_out) == validated
+
+
 def test_split_of_a_client_is_the_one_it_would_make_alone() -> None:
     rng = np.random.default_rng(1)
     client, labels = rng.integers(4, size=200), rng.integers(3, size=200)

@@ -14,9 +14,10 @@ from torch import nn
 
 import descant
 from descant import SGD, AdamW, UsageError
-from descant.algorithms import APFL, Ditto, FedAvg, FedRep, pFedBayes, pFedHN
+from descant.algorithms import APFL, Ditto, FedAvg, FedRep, pFedBayes, pFedHN, pFedMe
 from descant.core.splits import Table
 from descant.core.task import inputs
+from descant.engine.backends.base import InProcess
 from descant.experiment.config import parse_algorithm
 from descant.priors.schedule import Cosine, Exponential, Stepwise, at_round
 from helpers import assert_same, engine, ragged
@@ -314,3 +315,49 @@ def test_backends_agree_by_steps(method):
         one.play(2)
         many.play(2)
         assert_same(many.server, one.server, 1e-10)
+
+
+def test_a_run_of_one_process_knows_its_processor_time(digits, tmp_path):
+    """Also over a resume; with workers nobody knows it, and rounds of older versions do not."""
+    settings: dict[str, Any] = {"federation": digits, "local": {"steps": 2}, "eval": {"every": 2}}
+    descant.run("fedavg", **settings, rounds=2, out=tmp_path / "run", backend="vectorised")
+    again = descant.resume(tmp_path / "run", rounds=3)
+    known = [row["processor_seconds"] for row in again.history]
+    assert len(known) == 3
+    assert min(known) > 0
+    assert again.summary["processor_seconds"] == pytest.approx(sum(known), abs=1e-3)
+    assert again.summary["processor_seconds"] < again.summary["seconds"] + 0.5
+    workers = descant.run("fedavg", **settings, rounds=1, backend="processes", workers=2)
+    assert "processor_seconds" not in workers.history[0]
+    assert workers.summary["processor_seconds"] is None
+
+
+def test_a_run_trains_those_whom_somebody_looks_at(digits, tmp_path, monkeypatch):
+    """Everyone takes part; who is in no cohort is trained where it is scored; a resume is exact."""
+    settings: dict[str, Any] = {"federation": digits, "local": {"steps": 2}, "eval": {"every": 3},
+                                "cohort": 2, "participation": "all", "backend": "vectorised"}
+    trained: list[int] = []
+    plain = InProcess.run
+
+    def run(self, job, clients, *rest):
+        if job == "local":
+            trained.append(len(clients))
+        return plain(self, job, clients, *rest)
+
+    monkeypatch.setattr(InProcess, "run", run)
+    m = digits.population
+    whole = descant.run(pFedMe(K=2), **settings, rounds=5, out=tmp_path / "whole")
+    assert trained == [2, 2, m, 2, m]
+    assert [row["participants"] for row in whole.history] == [m] * 5
+    assert {row["grad_steps"] for row in whole.history} == {4 * m}
+    descant.run(pFedMe(K=2), **settings, rounds=2, out=tmp_path / "parts")
+    parts = descant.resume(tmp_path / "parts", rounds=5)
+    for client in range(m):
+        assert_same(parts.personal(client, "last"), whole.personal(client, "last"))
+    trained.clear()
+    descant.run(Ditto(), **settings, rounds=4)  # goes on from what a client keeps
+    descant.run(pFedMe(K=2), **settings | {"drop": 0.5}, rounds=1)
+    descant.run("fedavg", **settings, rounds=4)
+    assert trained[:4] == [m] * 4
+    assert trained[4] < m
+    assert trained[5:] == [2] * 4

@@ -25,6 +25,7 @@ from descant.engine.work import Work
 from descant.errors import UsageError
 from descant.models import (
     CNN2,
+    DNN,
     LSTM,
     MCLR,
     MODELS,
@@ -184,6 +185,16 @@ def test_gradients_are_the_same_together_and_one_by_one(name: str) -> None:
     together, alone = both_ways(work)
     assert_same(together, alone, 1e-10, name)
     assert not torch.equal(alone.upload.theta[0], alone.upload.theta[1])
+
+
+def test_the_slope_of_a_dnn_is_that_below_zero() -> None:
+    x = torch.randn(7, 5, dtype=torch.float64)
+    network = seeded(lambda: DNN(hidden=4, slope=0.1).network(sample((5,), CLASSES))).double()
+    first, head = network.body[1], network.head
+    hidden = first(x)
+    assert torch.allclose(network(x), head(torch.where(hidden > 0, hidden, 0.1 * hidden)))
+    assert_same(*both_ways(make_work(FedAvg(SGD(lr=0.1)), federation("dnn"), DNN(slope=0.1))), 1e-10)
+    assert DNN().slope == 0.01
 
 
 @pytest.mark.thorough

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from descant.core.federation import Federation
 from descant.experiment.config import Experiment
 
 HOME = Path(__file__).parents[2]
@@ -54,6 +56,44 @@ def test_every_cell_of_the_study_is_an_experiment(when_page: Any) -> None:
         tables = cell.tables()
         del tables["algorithms"]
         assert Experiment.parse(tables).eval.metric == "accuracy"
+
+
+def test_the_labels_of_cells_are_those_of_the_splits(when_page: Any) -> None:
+    """What is kept of all synthetic cells, made again; and every cell says it."""
+    when = sys.modules["when"]
+    for cell in when_page.read():
+        assert {"unseen_validation", "unseen_test", "without_validation"} <= cell.about.keys()
+        if cell.family in ("logistic", "clusters"):
+            federation = when.first_of(when.Cell(cell.family, cell.rows, cell.level)).data.federation()
+            found = when.of_labels(federation)
+            assert {name: cell.about[name] for name in found} == pytest.approx(found, rel=1e-5)
+
+
+def test_labels_without_training_rows_by_hand(when_page: Any) -> None:
+    """Client 0 trains class 0 alone, client 1 both; two of three test rows of client 0 are of class 1."""
+    federation = Federation.from_arrays(
+        np.zeros((9, 1)), np.array([0, 0, 1, 1, 0, 1, 1, 0, 1]), np.array([0] * 5 + [1] * 4),
+        split=["train", "validation", "test", "test", "test", "train", "validation", "train", "test"])
+    assert sys.modules["when"].of_labels(federation) == {
+        "label_distance": pytest.approx((1 / 3 + 1 / 6) / 2), "unseen_test": 0.5, "unseen_validation": 0.0,
+        "without_validation": 0}
+
+
+def test_the_page_says_where_clients_never_train_what_they_are_tested_on(when_page: Any) -> None:
+    cells = when_page.read()
+    for unseen, without in ((0.5, 0), (0.51, 2)):
+        one = cells[0]._replace(about=cells[0].about | {
+            "unseen_validation": 0.0, "unseen_test": unseen, "without_validation": without})
+        said = " ".join(when_page.findings([one]))
+        assert ("in 1 of 1 cells more than half" in said) == (unseen > 0.5)
+        assert (f"{one.level}: 2. They have no say" in said) == bool(without)
+
+
+def test_the_page_names_every_method_that_is_not_in_the_study(when_page: Any) -> None:
+    text = when_page.page(when_page.read())
+    assert "pFedMe, pFedBreD and CGPFL are left out" in text
+    for name in ("OneStageFedProx", "SCAFFOLD", "FedRep"):
+        assert name in text.split("Not tried are")[1].split("\n\n")[0]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from cli_helpers import call
 from descant.core import fields
 from descant.core.federation import Federation
 from descant.core.preprocess import Preprocess
-from descant.core.splits import Table
+from descant.core.splits import SPLITS, Table
 from descant.data import DATASETS, PARTITIONS, DataSpec, heterogeneity
 from descant.data.cache import data_dir
 from descant.data.heterogeneity import facts, measure
@@ -63,6 +63,9 @@ def test_all_splits_and_the_unseen_count():
     assert heterogeneity.sizes(federation).tolist() == [3, 3, 3]
     of_client = dict(zip(federation.names, heterogeneity.class_counts(federation).tolist(), strict=True))
     assert of_client == {"0": [2, 1, 0], "1": [0, 0, 3], "2": [1, 2, 0]}
+    for name in SPLITS:
+        counts, table = heterogeneity.class_counts(federation, [name]), federation.split(name)
+        assert counts.tolist() == [np.bincount(federation.y[rows], minlength=3).tolist() for rows in table]
 
 
 def test_rows_without_class_have_no_counts():

@@ -89,6 +89,9 @@ class CGPFL(PriorMethod):
         """2 / N, where the printed step is taken."""
         return () if self.outer == "pfedme" else server.centres.new_tensor(2 / round.population)
 
+    def forgets(self) -> bool:
+        return True
+
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
         received = self.received(task, message, state)
         prior = received.prior

@@ -120,6 +120,9 @@ class FedMAP(PriorMethod):
     def init_client(self, task: Task, model: Model) -> State:
         return State(model, torch.zeros((), dtype=model.theta.dtype))
 
+    def forgets(self) -> bool:
+        return self.shared == "all" and self.start != "own"
+
     def broadcast(self, server: Tree, round: Round) -> Message:
         return self._marked(self.belief.send(server, round), round, begun=round.number > 1)
 
@@ -137,8 +140,7 @@ class FedMAP(PriorMethod):
         if self.start == "own":
             start = where(state.joined > 0, state.theta, start)
         theta = self._solved(task, received, begun, start, data)
-        upload = received.tell(theta, theta)._replace(
-            log_weight=self._log_omega(task, received, theta, data))
+        upload = received.tell(theta, theta)._replace(log_weight=self._log_omega(task, received, theta, data))
         joined = torch.ones_like(state.joined) if self.init == "model" else begun.clone()
         return upload, State(theta, joined)
 

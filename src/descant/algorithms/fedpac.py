@@ -116,6 +116,9 @@ class FedPAC(Algorithm):
         # one after the other: to the last bit the same in any cohort
         return Message(common, torch.stack([head(i) for i in round.cohort.tolist()]))
 
+    def forgets(self) -> bool:
+        return True
+
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
         (w, c, known), own = message
         size = body_size(task)

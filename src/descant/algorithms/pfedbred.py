@@ -15,7 +15,7 @@ from descant.core.ranges import Log, Step
 from descant.core.task import Batch, Task
 from descant.core.tree import Tree
 from descant.core.vector import Model
-from descant.priors.belief import Belief, PriorMethod, Upload
+from descant.priors.belief import Belief, PriorMethod, Received, Upload
 from descant.priors.bregman import Family, Mirror, SphericalGaussian, require_fit
 from descant.priors.gaussian import Counted, GaussianBelief
 from descant.priors.grouping import KMeans, grouped
@@ -31,7 +31,7 @@ from descant.priors.precision import (
     unstable,
 )
 from descant.priors.quadratic import Gaussian
-from descant.priors.solve import SGD, finetuned, inner_solve
+from descant.priors.solve import SGD, finetuned, inner_solve, less
 
 
 class Own(NamedTuple):  # the state of a client
@@ -58,15 +58,13 @@ class pFedBreD(PriorMethod):
 
     w_{i,R} is the client's own w_i at the end of the last round in which it took part. Order "first" puts I
     for Dmu and the Hessian (a Gaussian keeps its constant Sigma^-1). mu and w are projected to the domain.
-
     Traps: mh_code is what the authors' code calls mh (with start = "w"); it takes two batches a local round.
     A learned variance is the prior's: evidence is measured from mu. More in docs/methods/pfedbred.md.
     """
 
     name: ClassVar[str] = "pfedbred"
-    citation: ClassVar[str] = (
-        "Shi, Zhou, Wang, Zhang, Huang, Ye, Lv: PRIOR: Personalized Prior for Reactivating the Information "
-        "Overlooked in Federated Learning. NeurIPS 2023, arXiv:2310.09183")
+    citation: ClassVar[str] = ("Shi, Zhou, Wang, Zhang, Huang, Ye, Lv: PRIOR: Personalized Prior for "
+        "Reactivating the Information Overlooked in Federated Learning. NeurIPS 2023, arXiv:2310.09183")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"lam": 15.0, "a_m": 0.01, "a": 0.01}}
 
     lam: Lam = hyper(15.0, "strength of the pull of theta to mu", ge=0, search=Log(1.0, 100.0))
@@ -126,22 +124,27 @@ class pFedBreD(PriorMethod):
 
     def init_server(self, task: Task, model: Model, round: Round) -> Tree:
         self.family.require(model.theta)
-        return super().init_server(task, self._projected(model), round)
+        return super().init_server(task, Model(self.family.project(model.theta), model.stats), round)
 
     def init_client(self, task: Task, model: Model) -> Own:
-        model = self._projected(model)
-        return Own(model, model.theta if self._means.remembers else ())
+        theta = self.family.project(model.theta)
+        return Own(Model(theta, model.stats), theta if self._means.remembers else ())
 
-    def _projected(self, model: Model) -> Model:
-        return Model(self.family.project(model.theta), model.stats)
+    def forgets(self) -> bool:
+        return self.shared == "all" and not self._means.remembers and self.start != "last"
 
     def local(self, task: Task, message: Message, state: Own, data: ClientData) -> tuple[Upload, Own]:
         received = self.received(task, message, state.theta)
+        done = self.rounds(task, received, state, data)
+        upload = received.tell(done.w, done.theta, done.mu if isinstance(self.lam, LearnedVariance) else None)
+        return upload, Own(done.theta, done.w.theta if self._means.remembers else ())
+
+    def rounds(self, task: Task, received: Received, state: Own, data: ClientData) -> Carry:
+        """The R local rounds of ONE client: what the last of them left."""
         w, prior, means = received.centre, received.prior, self._means
         assert isinstance(prior, Gaussian)
-        lam, family, decay = prior.precision, self.family, self.weight_decay
-        mirror = Mirror(family, self.a, decay)
-        solver = SGD(self.a, 0.0, decay) if isinstance(family, SphericalGaussian) else mirror
+        lam, family, a, decay = prior.precision, self.family, self.a, self.weight_decay
+        solver = SGD(a, 0.0, decay) if isinstance(family, SphericalGaussian) else Mirror(family, a, decay)
 
         def local_round(carry: Carry, *batches: Batch) -> Carry:
             f = Loss(task, carry.w.stats, batches, self.K, decay)
@@ -149,21 +152,17 @@ class pFedBreD(PriorMethod):
             begin = {"w": mean.w, "mu": mean.mu}.get(self.start, carry.begin.theta)
             theta = inner_solve(task, Model(begin, carry.begin.stats), batches[-1], solver,
                                 Gaussian(family.grad_g_star(mean.mu), lam), self.K)
-            gap = mean.mu - theta.theta
+            gap, step = mean.mu - theta.theta, self.a_m * lam
             if self.order == "exact" or family.is_gaussian:
                 gap = family.hessian_g_star(mean.mu, gap)
-            step = self.a_m * lam * gap
             if self.order == "exact":
-                step = means.pulled_back(f, mean, step, carry.theta.theta, state.memory)
+                gap, step = means.pulled_back(f, mean, lam * gap, carry.theta.theta, state.memory), self.a_m
             # the statistics of w are those of the theta that has seen the data
-            w_i = received.kept(family.project(mean.w - step), theta.theta)
+            w_i = received.kept(family.project(less(mean.w, gap, step)), theta.theta)
             return Carry(Model(w_i, theta.stats), theta, theta, mean.mu)
 
         begin = state.theta if self.start == "last" else w
-        done: Carry = data.scan(local_round, Carry(w, state.theta, begin, w.theta))
-        around = done.mu if isinstance(self.lam, LearnedVariance) else None
-        own = Own(done.theta, done.w.theta if means.remembers else ())
-        return received.tell(done.w, done.theta, around), own
+        return data.scan(local_round, Carry(w, state.theta, begin, w.theta))  # type: ignore[no-any-return]
 
     def personalize(self, task: Task, message: Message, state: Own, data: ClientData) -> Model:
         mirror = Mirror(self.family, self.a, self.weight_decay)

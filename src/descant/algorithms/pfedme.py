@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from descant.core.algorithm import ClientData, LocalStep, Message, Weights
@@ -75,6 +76,9 @@ class pFedMe(PriorMethod):
         prior = GaussianBelief(as_rule(self.lam), Average(self.beta), Counted(self.weights))
         return grouped(prior, self.groups, self.name)
 
+    def forgets(self) -> bool:
+        return self.shared == "all"
+
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Upload, Model]:
         received = self.received(task, message, state)
         w, theta = moreau_rounds(task, received, data, self._solver, eta=self.eta, K=self.K, start=self.start)
@@ -100,9 +104,9 @@ def moreau_rounds(task: Task, received: Received, data: ClientData, solver: SGD,
         if start == "w":
             theta = Model(w.theta, theta.stats)
         theta = inner_solve(task, theta, batch, solver, Gaussian(w.theta, lam), K)
-        step = eta * lam * (w.theta - theta.theta)
+        moved = torch.lerp(w.theta, theta.theta, eta * lam)  # w - eta lam (w - theta), in one pass
         # the statistics of w are those of the theta that has seen the data
-        return Carry(Model(received.kept(w.theta - step, theta.theta), theta.stats), theta)
+        return Carry(Model(received.kept(moved, theta.theta), theta.stats), theta)
 
     carry: Carry = data.scan(local_round, Carry(w, w))
     return carry

@@ -11,7 +11,7 @@ from scipy import stats
 
 from descant.comparison import statistics
 from descant.comparison.finished import FinishedRun
-from descant.comparison.paper import Figure, Paper, PaperClaim
+from descant.comparison.paper import Figure, NearClaim, Paper, PaperClaim
 from descant.comparison.plan import Plan
 from descant.comparison.rows import Row
 from descant.comparison.sample import Sample, oriented, units_of
@@ -34,6 +34,15 @@ class Ordering(NamedTuple):
     covers_rows: bool  # whether the noise of the test rows is in the test, or that of the repetitions alone
 
 
+class Order(NamedTuple):
+    """The methods in the paper's order, and how far ours is the same."""
+
+    methods: list[str]  # best first in the paper
+    tau: Interval  # Kendall's, of the two orders in each repetition; ties count as in tau-b
+    orderings: list[Ordering]  # all pairs of methods that the paper does not have at the same figure
+    variant: str | None = None  # which other reading stands in the place of a method
+
+
 class Outcome(NamedTuple):
     """What ours say of a claim about two methods."""
 
@@ -43,16 +52,26 @@ class Outcome(NamedTuple):
     appearance: Appearance
 
 
+class Nearness(NamedTuple):
+    """What ours say of a claim about a method beside the best of others."""
+
+    claim: NearClaim
+    level: float  # of the method, in ours
+    best: str  # of the others, in ours
+    level_of_best: float
+    holds: bool
+
+
 class Agreement(NamedTuple):
     """The paper beside ours."""
 
     paper: Paper
     ours: dict[str, Interval]  # label -> what of ours the paper's figure is compared with
-    methods: list[str]  # whose orders are compared, best first in the paper
     repetitions: int
-    tau: Interval  # Kendall's, of the two orders in each repetition; ties count as in tau-b
-    orderings: list[Ordering]  # all pairs of methods that the paper does not have at the same figure
+    orders: list[Order]  # with the first reading of each method, then with each variant in its place
+    orderings: list[Ordering]  # of all methods and variants
     claims: list[Outcome]  # those of which both methods have runs
+    near: list[Nearness]  # those of which all methods have runs
 
     def gap(self, label: str) -> Interval:
         """Ours less the paper's."""
@@ -69,7 +88,7 @@ def agreement(paper: Paper, plan: Plan, metric: str, rows: Sequence[Row],
               runs: Mapping[str, Sequence[FinishedRun]]) -> Agreement:
     """Of the `rows` of a table that `metric` decides, and of the `runs` of methods that did not diverge."""
     found = {row.label: row.figures.get(_key(paper.figures[row.label], paper.metric, metric))
-             for row in rows if row.label in paper.figures}
+             for row in rows if row.label in paper.figures and row.label in runs}
     ours = {label: figure for label, figure in found.items()
             if figure is not None and np.isfinite(figure.mean)}
     scores = {label: {run.seed: value for run in runs[label]
@@ -79,17 +98,40 @@ def agreement(paper: Paper, plan: Plan, metric: str, rows: Sequence[Row],
     sign = -1.0 if plan.lower_is_better(paper.metric) else 1.0
     methods = sorted((label for label, known in scores.items() if known and label not in left_out),
                      key=lambda label: -sign * paper.figures[label].value)
-    claims = _outcomes(paper, plan, runs)
+    claims, near = _outcomes(paper, plan, runs), _nearness(paper, plan, runs)
     if len(methods) < 2 or not seeds:
-        repetitions = len({run.seed for found in runs.values() for run in found}) if claims else len(seeds)
-        return Agreement(paper, ours, methods, repetitions, interval([]), [], claims)
+        of_any = {run.seed for found in runs.values() for run in found}
+        return Agreement(paper, ours, len(of_any if claims or near else seeds), [], [], claims, near)
     table = np.array([[scores[label][seed] for label in methods] for seed in seeds])
-    printed = np.array([paper.figures[label].value for label in methods])
-    # a constant order, as of equal figures, has no tau
-    taus = [float(stats.kendalltau(printed, row).statistic) for row in table]
     together = [[run for label in methods for run in runs[label] if run.seed == seed] for seed in seeds]
     orderings = _orderings(paper, plan, methods, table, together)
-    return Agreement(paper, ours, methods, len(seeds), interval(taus).within(-1.0, 1.0), orderings, claims)
+    orders = _orders(paper, methods, table, orderings)
+    return Agreement(paper, ours, len(seeds), orders, orderings, claims, near)
+
+
+def _orders(paper: Paper, methods: Sequence[str], table: np.ndarray, orderings: Sequence[Ordering]
+            ) -> list[Order]:
+    """Of all methods with their figures [R, M]. A printed figure counts once in an order."""
+    found = []
+    for variant, chosen in readings(paper.figures, methods).items():
+        if len(chosen) > 1:
+            own = table[:, [methods.index(label) for label in chosen]]
+            printed = [paper.figures[label].value for label in chosen]
+            # a constant order, as of equal figures, has no tau
+            taus = [float(stats.kendalltau(printed, row).statistic) for row in own]
+            found.append(Order(chosen, interval(taus).within(-1.0, 1.0),
+                               [each for each in orderings if {each.better, each.worse} <= {*chosen}],
+                               variant))
+    return found
+
+
+def readings(figures: Mapping[str, Figure], methods: Sequence[str]) -> dict[str | None, list[str]]:
+    """The methods without variants, and with each variant in the place of its method."""
+    first = [label for label in methods if figures[label].of is None]
+    return {None: first} | {
+        variant: [label for label in methods
+                  if label == variant or (label in first and label != figures[variant].of)]
+        for variant in methods if variant not in first}
 
 
 def _outcomes(paper: Paper, plan: Plan, runs: Mapping[str, Sequence[FinishedRun]]) -> list[Outcome]:
@@ -115,11 +157,29 @@ def _outcomes(paper: Paper, plan: Plan, runs: Mapping[str, Sequence[FinishedRun]
         a, b = (places.index(place) for place in at)
         pair = analysis.beside(a, b)
         found.append(Outcome(claim, (float(table[:, a].mean()), float(table[:, b].mean())), pair,
-                             _appearance(pair, level)))
+                             appearance(pair, level)))
     return found
 
 
-def _appearance(pair: Pair, level: float) -> Appearance:
+def _nearness(paper: Paper, plan: Plan, runs: Mapping[str, Sequence[FinishedRun]]) -> list[Nearness]:
+    """Of means over the repetitions that all methods of a claim have."""
+    sign, found = -1.0 if plan.lower_is_better(paper.metric) else 1.0, []
+    for claim in paper.near:
+        scores = {label: {run.seed: value for run in runs.get(label, ())
+                          if np.isfinite(value := figure_of(run, paper.metric, claim.column))}
+                  for label in (claim.method, *claim.best_of)}
+        seeds = sorted(set.intersection(*map(set, scores.values())))
+        if not seeds:
+            continue
+        level = {label: float(np.mean([known[seed] for seed in seeds])) for label, known in scores.items()}
+        best = max(claim.best_of, key=lambda label: sign * level[label])
+        behind = sign * (level[best] - level[claim.method])
+        found.append(Nearness(claim, level[claim.method], best, level[best], behind <= claim.near + 1e-12))
+    return found
+
+
+def appearance(pair: Pair, level: float) -> Appearance:
+    """What a test says of an ordering."""
     if pair.p is None or pair.p >= level:
         return "open"
     return "appears" if pair.mean > 0 else "reversed"
@@ -165,11 +225,11 @@ def _orderings(paper: Paper, plan: Plan, methods: Sequence[str], table: np.ndarr
     found = []
     for a, b in itertools.combinations(range(len(methods)), 2):
         lead = abs(paper.figures[methods[a]].value - paper.figures[methods[b]].value)
-        if not lead:
+        if not lead:  # nor have two readings of one figure an order
             continue
         covers_rows = units is not None and known[a] and known[b]
         pair = (of_both if covers_rows else of_seeds).beside(a, b)
-        found.append(Ordering(methods[a], methods[b], lead, pair, _appearance(pair, level), covers_rows))
+        found.append(Ordering(methods[a], methods[b], lead, pair, appearance(pair, level), covers_rows))
     return found
 
 

@@ -24,6 +24,8 @@ from descant.core.tree import Tree
 from descant.core.units import times
 from descant.engine.adding import Adding
 from descant.engine.backends.base import InProcess
+from descant.engine.backends.choose import templates
+from descant.engine.evaluation import evaluate
 from descant.engine.outcome import Outcome
 from descant.engine.rounds import Training
 from descant.engine.work import Job
@@ -40,24 +42,27 @@ class Cost(NamedTuple):
 
     rounds: int  # of a run
     seconds: float  # of a round
+    scoring: float  # seconds of an evaluation, if they are asked for
 
 
-def rounds_of(setup: runs.Setup, found: Sequence[Contender], budget: Budget) -> dict[str, Cost]:
-    """How many rounds each method gets: those of [train] are for the method of [algorithm]."""
+def rounds_of(setup: runs.Setup, found: Sequence[Contender], budget: Budget, *, scored: bool = False
+              ) -> dict[str, Cost]:
+    """How many rounds each method gets: those of [train] are for the method of [algorithm]. With `scored`, an
+    evaluation is timed, too."""
     if not found:
         return {}
     planned = setup.train.rounds
     # the same round for all, so that all are measured on the same cohort
     number = 1 + any(method.opens() for method in (setup.algorithm, *(c.algorithm for c in found)))
-    whole = planned * _steps(setup, number)[0]
+    whole = planned * _steps(setup, number, scored=False)[0]
     rounds = {}
     for contender in found:
         method = contender.algorithm
-        steps, seconds = _steps(dataclasses.replace(setup, algorithm=method), number)
+        steps, seconds, scoring = _steps(dataclasses.replace(setup, algorithm=method), number, scored=scored)
         least, fitting = 1 + method.opens(), planned
         if budget != "rounds" and steps:  # without any, it fails on all clients: its run will say so
             fitting = max(least, round(whole / steps))
-        rounds[contender.label] = Cost(fitting * (CAP if budget == "converge" else 1), seconds)
+        rounds[contender.label] = Cost(fitting * (CAP if budget == "converge" else 1), seconds, scoring)
     return rounds
 
 
@@ -74,9 +79,9 @@ class _Counted(InProcess):
         return outcome
 
 
-def _steps(setup: runs.Setup, number: int) -> tuple[int, float]:
-    """How many gradients a round takes, and about how many seconds: by playing it, also where the method
-    diverges at once."""
+def _steps(setup: runs.Setup, number: int, *, scored: bool) -> tuple[int, float, float]:
+    """How many gradients a round takes, and about how many seconds, and those of an evaluation: by playing
+    it, also where the method diverges at once."""
     work = setup.work()
     backend, steps = _Counted(work, 16), []
     with one_thread():
@@ -93,7 +98,32 @@ def _steps(setup: runs.Setup, number: int) -> tuple[int, float]:
             steps.append(backend.grad_steps)
             if seconds > WARM and backend.seconds > MOSTLY * seconds:
                 break
-    return steps[0], seconds
+        seconds *= _share_trained(training, setup)
+        return steps[0], seconds, _scoring(training, backend, setup) if scored else 0.0
+
+
+def _share_trained(training: Training, setup: runs.Setup) -> float:
+    """The share of the clients, over all rounds, that a run trains of those whom this one has trained."""
+    population, rounds = setup.federation.population, setup.train.rounds
+    if setup.train.participation == "cohort":
+        return 1.0
+    training.scored_in(lambda number: setup.eval.due(number, rounds))
+    overlooked = sum(training.overlooks_others(number) for number in range(1, rounds + 1)) / rounds
+    return 1 - overlooked * (1 - setup.train.cohort_size(population) / population)
+
+
+def _scoring(training: Training, backend: InProcess, setup: runs.Setup) -> float:
+    """About how many processor seconds an evaluation takes: by scoring those that have trained, since what
+    newcomers do first is another thing."""
+    everyone = np.concatenate(setup.evaluated)
+    known = everyone[training.store.took_part(everyone)]
+    if not len(known):
+        return 0.0
+    templates(training)  # evaluation asks for the forms of results
+    start = time.process_time()
+    with contextlib.suppress(DescantError):
+        evaluate(training, backend, known, setup.eval.rows)
+    return (time.process_time() - start) * len(everyone) / len(known)
 
 
 def notes(plan: Plan, finished: Sequence[FinishedRun]) -> Iterator[str]:

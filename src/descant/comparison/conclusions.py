@@ -8,7 +8,7 @@ from typing import get_args
 
 from descant.algorithms import LocalTrain
 from descant.comparison import budget, protection
-from descant.comparison.agreement import Agreement, Appearance, Ordering
+from descant.comparison.agreement import Agreement, Appearance, Order, Ordering
 from descant.comparison.outlook import MOST_SEEDS, hopeless, seconds, still_needed
 from descant.comparison.results import Difference, Results, Share, missing_seeds
 from descant.comparison.rows import Row
@@ -94,6 +94,9 @@ def paper(results: Results) -> list[str]:
     claims = [f"{source}, {each.claim.says}: {CLAIMED[each.appearance]} (in ours {each.claim.better} "
               f"{figure(metric, each.levels[0])}, {each.claim.worse} {figure(metric, each.levels[1])})."
               for each in found.claims]
+    claims += [f"{source}, {each.claim.says}: this {'holds' if each.holds else 'does not hold'} in ours "
+               f"({each.claim.method} {figure(metric, each.level)}, {each.best} "
+               f"{figure(metric, each.level_of_best)})." for each in found.near]
     if not found.ours:
         return claims or [f"{source}: none of its methods has a figure in ours yet."]
     return [*_figures_beside(found, source, metric), *claims]
@@ -104,13 +107,10 @@ def _figures_beside(found: Agreement, source: str, metric: str) -> list[str]:
     gaps = sorted((found.gap(label).mean, label) for label in found.ours)
     said = [f"{source}: {title(metric)} in ours less the paper's is {_signed(metric, gaps[0][0])} "
             f"({gaps[0][1]}) to {_signed(metric, gaps[-1][0])} ({gaps[-1][1]})."]
-    if math.isnan(found.tau.mean):
+    orders = [order for order in found.orders if not math.isnan(order.tau.mean)]
+    if not orders:
         return said
-    ends = "" if found.tau.low is None or found.tau.high is None else (
-        f" ({100 * CONFIDENCE:.0f} % interval {found.tau.low:.2f} to {found.tau.high:.2f} over "
-        f"{times(found.repetitions, 'repetition')})")
-    said.append(f"Kendall's tau of the paper's order of {len(found.methods)} methods and ours is "
-                f"{found.tau.mean:.2f}{ends}.")
+    said += [_tau(order, found) for order in orders]
     if found.repetitions < 2:
         return [*said, "Which of the paper's orderings appear takes several repetitions."]
     of = {kind: found.with_appearance(kind) for kind in get_args(Appearance)}
@@ -121,6 +121,17 @@ def _figures_beside(found: Agreement, source: str, metric: str) -> list[str]:
     heads = {"appears": "In ours too", "reversed": "The other way round", "open": "Not significant"}
     return said + [f"{heads[kind]}: {_orderings(some)}." for kind, some in of.items()
                    if 0 < len(some) <= MOST_NAMED]
+
+
+def _tau(order: Order, found: Agreement) -> str:
+    tau = order.tau
+    ends = "" if tau.low is None or tau.high is None else (
+        f" ({100 * CONFIDENCE:.0f} % interval {tau.low:.2f} to {tau.high:.2f} over "
+        f"{times(found.repetitions, 'repetition')})")
+    instead = "" if order.variant is None else (
+        f", with {order.variant} in the place of {found.paper.figures[order.variant].of},")
+    return (f"Kendall's tau of the paper's order of {len(order.methods)} methods and ours{instead} is "
+            f"{tau.mean:.2f}{ends}.")
 
 
 def _covered(found: Agreement) -> str:

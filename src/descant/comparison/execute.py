@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from descant.comparison import measure, trials, tune
 from descant.comparison.plan import Plan, PlannedRun
 from descant.engine.backends.choose import Timing
+from descant.engine.divergence import Diverged
 from descant.errors import DescantError, UsageError
 from descant.experiment import directory as layout
 from descant.experiment import run as runs
@@ -207,10 +208,19 @@ def _run(planned: PlannedRun, track: Sequence[str]) -> list[str]:
     planned.require_own()
     # of the plan, not of the directory, which may have been changed since
     setup = runs.Setup.of(planned.experiment)
-    if (place / "config.toml").exists():
-        run = runs.resume(place, setup, max(planned.size, layout.rounds(place)), observer)
-    else:
-        run = runs.start(setup, place, observer)
+    try:
+        if (place / "config.toml").exists():
+            run = runs.resume(place, setup, max(planned.size, layout.rounds(place)), observer)
+        else:
+            run = runs.start(setup, place, observer)
+    except Diverged as error:  # which is a result of the method: its figures are those of the round before
+        run = runs.load(place, setup)
+        if not run.rounds:
+            raise
+        notes.append(f"the training has diverged: {error}")
+        found = run.summary
+        layout.write_summary(place, found | {
+            "stopped": "diverged", "diverged": found["diverged"] or found["best"] is None})
     return [*notes, *measure.write(run, place, planned.experiment.eval.metrics)]
 
 

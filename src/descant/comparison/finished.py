@@ -68,10 +68,12 @@ class FinishedRun(NamedTuple):
 
     @property
     def has_diverged(self) -> bool:
-        """Whether at least half of the clients have such a model, by their test or validation rows."""
+        """Whether at least half of the clients have such a model, by their test or validation rows, or
+        nobody has one for the last round, which is that of training where no other is chosen."""
         rows = self._rows("best", "personal", False) & (self.columns["n_test"] > 0)
         judged = divergence.has_diverged((self.summary["best"] or self.summary["last"] or {}).get("personal"))
-        return judged or (bool(rows.any()) and 2 * self.lost >= int(rows.sum()))
+        return (judged or bool(self.summary.get("diverged"))
+                or (bool(rows.any()) and 2 * self.lost >= int(rows.sum())))
 
     @property
     def _is_lost(self) -> np.ndarray:

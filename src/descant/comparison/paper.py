@@ -9,11 +9,18 @@
     [paper.figures]
     pfedme = 97.60
     fedavg = { value = 82.75, column = "global_pooled" }
+    "pfedme (code)" = { of = "pfedme" }  # another reading of the method, beside the same printed figure
 
     [[paper.claims]]  # what is said in words, or drawn: one method ahead of another
     says = "mh is ahead of pFedMe (Figure 2)"
     better = "mh"
     worse = "pfedme"
+
+    [[paper.claims]]  # or one method near the best of others
+    says = "CGPFL-Heur is within one point of the best K (Figure 3)"
+    method = "CGPFL-Heur"
+    best_of = ["K = 1", "K = 4", "K = 10"]
+    near = 0.01
 """
 
 from __future__ import annotations
@@ -48,6 +55,7 @@ class Figure(NamedTuple):
 
     value: float  # a share where the metric is one, also where per cent are printed
     column: str  # what of ours it is compared with
+    of: str | None = None  # the label whose printed figure this is, where a method is read in two ways
 
 
 class PaperClaim(NamedTuple):
@@ -56,6 +64,16 @@ class PaperClaim(NamedTuple):
     says: str
     better: str
     worse: str
+    column: str
+
+
+class NearClaim(NamedTuple):
+    """What a paper says of a method that is nearly as good as the best of others, or better."""
+
+    says: str
+    method: str
+    best_of: tuple[str, ...]
+    near: float  # in the unit of the metric
     column: str
 
 
@@ -68,6 +86,7 @@ class Paper(NamedTuple):
     claims: tuple[PaperClaim, ...] = ()
     repetitions: int = REPETITIONS  # of which the paper's figures are means; ours where it does not say
     needs: str | None = None  # of NEEDS
+    near: tuple[NearClaim, ...] = ()
 
     @classmethod
     def parse(cls, table: Any, labels: Collection[str], metrics: Collection[str]) -> Paper:
@@ -101,15 +120,14 @@ class Paper(NamedTuple):
             if label not in labels:
                 raise unknown("method in paper.figures", label, labels)
         usual = _column(table.get("column", "personal"), "paper.column")
-        found = {label: _figure(label, figure, usual, metric, percent=percent)
-                 for label, figure in figures.items()}
+        found = _figures(figures, usual, metric, percent=percent)
         repetitions, needs = table.get("repetitions", REPETITIONS), table.get("needs")
         if isinstance(repetitions, bool) or not isinstance(repetitions, int) or repetitions < 1:
             raise UsageError(f"paper.repetitions must be a whole number from 1, not {repetitions!r}")
         if needs is not None and needs not in NEEDS:
             raise unknown("paper.needs", needs, NEEDS)
-        return cls(source.strip(), metric, found, _claims(table.get("claims", []), labels, usual),
-                   repetitions, needs)
+        orders, near = _claims(table.get("claims", []), labels, usual)
+        return cls(source.strip(), metric, found, orders, repetitions, needs, near)
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Paper:
@@ -117,7 +135,9 @@ class Paper(NamedTuple):
         return cls(table["source"], table["metric"],
                    {label: Figure(*figure) for label, figure in table["figures"].items()},
                    tuple(PaperClaim(*claim) for claim in table.get("claims", ())),
-                   table.get("repetitions", REPETITIONS), table.get("needs"))
+                   table.get("repetitions", REPETITIONS), table.get("needs"),
+                   tuple(NearClaim(says, method, tuple(best_of), near, column)
+                         for says, method, best_of, near, column in table.get("near", ())))
 
     def dump(self) -> dict[str, Any]:
         return self._asdict()
@@ -129,26 +149,69 @@ def _column(name: Any, where: str) -> str:
     return name
 
 
-def _claims(listed: Any, labels: Collection[str], usual: str) -> tuple[PaperClaim, ...]:
+def _claims(listed: Any, labels: Collection[str], usual: str
+            ) -> tuple[tuple[PaperClaim, ...], tuple[NearClaim, ...]]:
     if not isinstance(listed, list) or not all(isinstance(claim, Mapping) for claim in listed):
         raise UsageError("paper.claims must be sections, each [[paper.claims]] with says, better and worse")
-    found = []
+    orders, near = [], []
     for k, claim in enumerate(listed):
         where = f"paper.claims[{k}]"
-        for field in claim:
-            if field not in PaperClaim._fields:
-                raise unknown(f"{where} field", field, PaperClaim._fields)
-        for field in ("says", "better", "worse"):
-            if not isinstance(claim.get(field), str):
-                raise UsageError(f"{where}.{field} is missing, or no text")
-        for field in ("better", "worse"):
-            if claim[field] not in labels:
-                raise unknown(f"method in {where}.{field}", claim[field], labels)
-        if claim["better"] == claim["worse"]:
-            raise UsageError(f"{where} has {claim['better']!r} ahead of itself: name two methods")
-        column = _column(claim.get("column", usual), f"{where}.column")
-        found.append(PaperClaim(claim["says"], claim["better"], claim["worse"], column))
-    return tuple(found)
+        if "best_of" in claim:
+            near.append(_near(claim, where, labels, usual))
+            continue
+        column = _claim(claim, where, PaperClaim._fields, usual)
+        better, worse = (_method(claim, where, field, labels) for field in ("better", "worse"))
+        if better == worse:
+            raise UsageError(f"{where} has {better!r} ahead of itself: name two methods")
+        orders.append(PaperClaim(claim["says"], better, worse, column))
+    return tuple(orders), tuple(near)
+
+
+def _near(claim: Mapping[str, Any], where: str, labels: Collection[str], usual: str) -> NearClaim:
+    column = _claim(claim, where, NearClaim._fields, usual)
+    method, others, near = _method(claim, where, "method", labels), claim["best_of"], claim.get("near")
+    if not isinstance(others, list) or not others:
+        raise UsageError(f"{where}.best_of must be a list of methods, not {others!r}")
+    for other in others:
+        if other not in labels or other == method:
+            raise unknown(f"method in {where}.best_of", other, [label for label in labels if label != method])
+    if isinstance(near, bool) or not isinstance(near, int | float) or not 0 <= near < math.inf:
+        raise UsageError(f"{where}.near must be a number from 0, in the unit of the metric, not {near!r}")
+    return NearClaim(claim["says"], method, tuple(others), float(near), column)
+
+
+def _claim(claim: Mapping[str, Any], where: str, fields: Collection[str], usual: str) -> str:
+    """Its column, once its fields are known and it says something."""
+    for field in claim:
+        if field not in fields:
+            raise unknown(f"{where} field", field, fields)
+    if not isinstance(claim.get("says"), str):
+        raise UsageError(f"{where}.says is missing, or no text")
+    return _column(claim.get("column", usual), f"{where}.column")
+
+
+def _method(claim: Mapping[str, Any], where: str, field: str, labels: Collection[str]) -> str:
+    label = claim.get(field)
+    if not isinstance(label, str):
+        raise UsageError(f"{where}.{field} is missing, or no text")
+    if label not in labels:
+        raise unknown(f"method in {where}.{field}", label, labels)
+    return label
+
+
+def _figures(given: Mapping[str, Any], usual: str, metric: str, *, percent: bool) -> dict[str, Figure]:
+    """By label; those that are `of` another label have its figure."""
+    others = {label: figure["of"] for label, figure in given.items()
+              if isinstance(figure, Mapping) and "of" in figure}
+    printed = {label: _figure(label, figure, usual, metric, percent=percent)
+               for label, figure in given.items() if label not in others}
+    for label, of in others.items():
+        if len(given[label]) > 1:
+            raise UsageError(f"paper.figures.{label} has the figure of {of!r}: leave out all but `of`")
+        if not isinstance(of, str) or of not in printed:
+            raise unknown(f"paper.figures.{label}.of", of, printed)
+    return {label: printed[others[label]]._replace(of=others[label]) if label in others else printed[label]
+            for label in given}
 
 
 def _figure(label: str, given: Any, usual: str, metric: str, *, percent: bool) -> Figure:

@@ -73,7 +73,7 @@ def _figures(run: FinishedRun, names: Sequence[str] | Mapping[str, None], metric
             if name in run.columns and np.isfinite(pooled := run.pooled(name, model)):
                 yield f"{of}_pooled", name, pooled
         for which, suffix in (("best", ""), ("last", "_last")):
-            error = ((run.summary[which] or run.summary["last"]).get(model) or {}).get("truth_error")
+            error = ((run.summary[which] or run.summary["last"] or {}).get(model) or {}).get("truth_error")
             if error is not None:
                 yield f"{model}_truth_error{suffix}", "", error
     ordered = sorted(run.values(metric).values(), reverse=lower)

@@ -192,8 +192,7 @@ def compare(scores: np.ndarray, units: Units | None = None, *, level: float = LE
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(error > 0, np.abs(noise.mean) / error,
                      np.where(np.abs(noise.mean) <= 1e-12, 0.0, np.inf))
-    with np.errstate(divide="ignore"):
-        p = -np.expm1(len(at) * np.log1p(-2 * special.stdtr(freedom, -t)))
+    p = corrected(2 * special.stdtr(freedom, -t), len(at))
     reach = _critical(level, len(at), freedom) * error
     lasting = np.maximum(0.0, noise.units - noise.inner)
     moved = np.maximum(noise.repetition, repetitions * noise.inner)
@@ -201,6 +200,12 @@ def compare(scores: np.ndarray, units: Units | None = None, *, level: float = LE
                 strict=True)
     return Analysis({pair: Pair(*map(float, values)) for pair, values in zip(at, found, strict=True)},
                     repetitions, level)
+
+
+def corrected(p: np.ndarray, tests: int) -> np.ndarray:
+    """P-values as they are among so many tests (Sidak)."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(-np.expm1(tests * np.log1p(-p)))
 
 
 def _critical(level: float, pairs: int, freedom: np.ndarray) -> np.ndarray:

@@ -195,6 +195,10 @@ class Algorithm(Checked, ABC):
         """What ONE client does in an opening, in place of `local`: an upload and a state of the same form."""
         return self.local(task, message, state, data)
 
+    def forgets(self) -> bool:
+        """Whether a client makes what it keeps anew in every round: `local` does not look at its state."""
+        return False
+
     # -- the server's step: a method writes `absorb`, if a mean is all that it needs, or else `aggregate` --
 
     @property

@@ -189,10 +189,11 @@ def split_rows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One client's rows as (train, validation, test).
 
-    Stratified: the shuffled rows are ordered by label and every (1/share)-th is taken. Rows of one group
-    stay together: groups are then counted instead of rows, ordered by the label of their first row. The split
-    depends on the seed, the client's number and its own rows only, so that a real node makes the same. At
-    least one row (or group) is left for training; of two, one is for testing.
+    Stratified: the shuffled rows are ordered by label and every (1/share)-th is taken; where that cannot be
+    of every label, chance decides which it is of. Rows of one group stay together: groups are then counted
+    instead of rows, ordered by the label of their first row. The split depends on the seed, the client's
+    number and its own rows only, so that a real node makes the same. At least one row (or group) is left for
+    training; of two, one is for testing.
 
     With `fold`, the test rows are one of `folds_of(test)` parts, so that every row is tested in one fold. A
     client with fewer rows than folds has folds without a test row.
@@ -234,11 +235,12 @@ def _split(
     shuffled = [numbers.permutation(n) for numbers, n in zip(streams, units, strict=True)]
     order = (np.concatenate([np.zeros(0, np.int64), *shuffled])
              + np.repeat(np.cumsum(units) - units, units))
+    kind = np.zeros(len(first), np.int64) if labels is None else labels[first]
     if labels is not None:
-        order = order[np.lexsort((labels[first][order], owner[first][order]))]
+        order = order[np.lexsort((kind[order], owner[first][order]))]
     if fold is None:
         n_test = np.clip(np.rint(units * test).astype(int), int(test > 0), np.maximum(units - 1, 0))
-        tested, order = _take_spread(order, units, n_test)
+        tested, order = _take_spread(order, units, n_test, _begin(kind[order], units, n_test, streams))
     else:
         count = folds_of(test, fold)
         # clients start at different folds, lest fold 0 gets the odd rows of all
@@ -248,7 +250,7 @@ def _split(
         tested, order = order[is_tested], order[~is_tested]
     rest = units - n_test
     n_validation = np.minimum(np.rint(rest * validation).astype(int), np.maximum(rest - 1, 0))
-    held_out, _ = _take_spread(order, rest, n_validation)
+    held_out, _ = _take_spread(order, rest, n_validation, _begin(kind[order], rest, n_validation, streams))
 
     part = np.zeros(len(first), np.int8)
     part[held_out], part[tested] = 1, 2
@@ -257,11 +259,35 @@ def _split(
             for k in range(len(SPLITS))], units
 
 
-def _take_spread(order: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _begin(
+    kind: np.ndarray, sizes: np.ndarray, counts: np.ndarray, streams: Sequence[np.random.Generator],
+) -> np.ndarray:
+    """Where `_take_spread` begins in each of the lists, whose labels lie end to end in `kind`, in order.
+
+    In the middle, so that each label gets its share, rounded. Where fewer entries are taken, or left, than
+    there are labels, the middle would always take, or leave, the same labels, at all clients: there a number
+    of the client's own stream decides, and every entry is as likely to be taken as any other. A label may
+    then have all its entries taken. To keep one back would leave rare labels without validation instead.
+    """
+    begin = sizes / 2
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    is_new = np.ones(len(kind), bool)
+    is_new[1:] = (kind[1:] != kind[:-1]) | (owner[1:] != owner[:-1])
+    kinds = np.bincount(owner[is_new], minlength=len(sizes))
+    too_few = (counts > 0) & (np.minimum(counts, sizes - counts) < kinds) & (kinds > 1)
+    for k in np.flatnonzero(too_few).tolist():
+        begin[k] = streams[k].integers(sizes[k])
+    return begin
+
+
+def _take_spread(
+    order: np.ndarray, sizes: np.ndarray, counts: np.ndarray, begin: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """From each of the lists that lie end to end in `order`, `counts` evenly spread entries; and the rest."""
     start = np.cumsum(sizes) - sizes
     chosen = np.zeros(len(order), bool)
-    place = (_counters(counts) + 0.5) * np.repeat(sizes, counts) / np.repeat(np.maximum(counts, 1), counts)
+    place = ((_counters(counts) * np.repeat(sizes, counts) + np.repeat(begin, counts))
+             / np.repeat(np.maximum(counts, 1), counts))
     chosen[np.repeat(start, counts) + place.astype(int)] = True
     return order[chosen], order[~chosen]
 

@@ -1,11 +1,12 @@
 """How much the clients of a federation differ: in labels, in sizes, in features.
 
-All rows of a client count, whichever split they are in, and unseen clients count like the others. The
-pool is what all clients have together.
+All rows of a client count, whichever split they are in, unless splits are named; unseen clients count like
+the others. The pool is what all clients have together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from descant.core.federation import Federation
 from descant.core.random import stream
-from descant.core.splits import SPLITS
+from descant.core.splits import SPLITS, SplitName
 
 NAMED = 12  # the most classes that are listed by name
 LONGEST = 16  # letters of a name
@@ -26,13 +27,13 @@ def sizes(federation: Federation) -> np.ndarray:
     return np.asarray(sum(federation.split(name).sizes for name in SPLITS))
 
 
-def class_counts(federation: Federation) -> np.ndarray | None:
-    """Rows of each client and class, [clients, classes]; None where a row has no class."""
+def class_counts(federation: Federation, splits: Sequence[SplitName] = SPLITS) -> np.ndarray | None:
+    """Rows of each client and class in these splits, [clients, classes]; None where a row has no class."""
     classes = federation.classes
     if classes is None or federation.y.dim() != 1:
         return None
     counts = np.zeros(federation.everyone * classes, np.int64)
-    for name in SPLITS:
+    for name in splits:
         table = federation.split(name)
         owner = np.repeat(np.arange(len(table)), table.sizes)
         counts += np.bincount(owner * classes + federation.y.numpy()[table.indices], minlength=len(counts))

@@ -77,6 +77,9 @@ class _Averaged(Algorithm):
     def __reduce__(self) -> Any:
         return averaged, (self.inner, self.first)
 
+    def forgets(self) -> bool:
+        return False  # means remember
+
     def _sent(self, message: Message, number: int) -> Message:
         window = torch.tensor(self.first if number >= self.first else 0)
         return Message(AveragedMessage(message.shared, window), message.each)

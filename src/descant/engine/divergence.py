@@ -28,6 +28,7 @@ import torch
 
 from descant.core.splits import SplitName
 from descant.core.task import Batch, inputs
+from descant.errors import DescantError
 from descant.models.module import ModuleTask
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ CLEARLY = 0.25  # of a constant prediction's errors, the share that a clearly be
 ASKED, ROWS = 25, 8  # clients, and rows of each, that show the loss of the initial model
 
 CLASSIFIERS = ("cross_entropy", "binary_cross_entropy")
+
+
+class Diverged(DescantError):
+    """What the clients sent, or the server made of it, is not finite: the round has not happened, and no
+    other can follow."""
 
 
 class Levels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from descant.core.algorithm import Message, Round
 from descant.core.random import stream
 from descant.core.stopwatch import Stopwatch
 from descant.core.sums import Total
-from descant.core.tree import Tree, map_tree, nbytes, not_finite, take
+from descant.core.tree import Tree, leaves, map_tree, nbytes, not_finite, take
 from descant.engine.account import Account
 from descant.engine.adding import Adding, Bound, form_of, noised_mean, origin_of, wrong_rows
 from descant.engine.attack import Attack
@@ -27,7 +27,7 @@ from descant.engine.availability import Trace, read_trace
 from descant.engine.backends.base import Backend, Planned
 from descant.engine.cohort import sampled
 from descant.engine.diagnostics import Observed, diagnosed, named
-from descant.engine.divergence import Levels
+from descant.engine.divergence import Diverged, Levels
 from descant.engine.outcome import Outcome
 from descant.engine.personal import Snapshot
 from descant.engine.protect import account_of
@@ -65,6 +65,19 @@ class NobodyLeft(DescantError):
     """Every upload of a round was rejected."""
 
 
+class NobodyFinite(NobodyLeft, Diverged):
+    """None of them is finite."""
+
+
+class Sampled(NamedTuple):
+    """Who takes part in a round, each ascending, without those who dropped out or are late."""
+
+    cohort: np.ndarray  # whose uploads are aggregated
+    trained: np.ndarray  # the cohort, and others whose training is looked at
+    asked: np.ndarray  # all who train in a federation, also where nobody looks at it
+    late: int  # how many of the cohort are
+
+
 class ServerWeights(NamedTuple):
     """Whose uploads the server averaged, with which weights."""
 
@@ -78,6 +91,7 @@ class Training:
     def __init__(self, work: Work, train: Train, diagnostics: Sequence[str] | None = None) -> None:
         self.work = work
         self.train = train
+        self._is_scored: Callable[[int], bool] | None = None
         self._diagnostics = named(diagnostics)
         self.number = 0
         self.averaged: ServerWeights | None = None  # in the last round, where weights depend on the uploads
@@ -125,6 +139,11 @@ class Training:
             self._guard = Guard(robust, self._idle)
         return self
 
+    def scored_in(self, is_scored: Callable[[int], bool]) -> Training:
+        """With the rounds after which somebody looks at the clients; otherwise, that is after all."""
+        self._is_scored = is_scored
+        return self
+
     def remedy(self) -> str:
         """What to do when the training diverges."""
         if self._attackers is not None and self._guard is None:
@@ -147,18 +166,30 @@ class Training:
         """This round's cohort, and who trains; both ascending, without those who dropped out or are late."""
         return self._sampled()[:2]
 
-    def _sampled(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Also how many of the cohort are late."""
+    def _sampled(self) -> Sampled:
         work, there = self.work, np.arange(self.work.federation.population)
         if self.is_opening:
-            return there, there, 0
+            return Sampled(there, there, there, 0)
         if self.trace is not None:
             there = np.flatnonzero(self.trace.reachable(self.number))
         privacy = None if work.privacy is None else work.privacy.privacy
         cohort, trained = sampled(work.federation, self.train, self.number, privacy, there)
         in_time = self._in_time(cohort)
         late = np.setdiff1d(cohort, in_time, assume_unique=True)
-        return in_time, np.setdiff1d(trained, late, assume_unique=True), len(late)
+        asked = np.setdiff1d(trained, late, assume_unique=True)
+        return Sampled(in_time, in_time if self.overlooks_others(self.number) else asked, asked, len(late))
+
+    @property
+    def _is_stateless(self) -> bool:
+        return not any(leaves(self.store.template))
+
+    def overlooks_others(self, number: int) -> bool:
+        """Whether nobody looks at what clients outside the cohort make of a round, so that a simulation need
+        not train them: they keep nothing, or what they keep is made anew, by all, before it is scored."""
+        if self._is_scored is None or self.work.federation.is_remote:
+            return False
+        return self._is_stateless or (self.work.algorithm.forgets() and not self._is_scored(number)
+                                      and self.trace is None and not self.train.drop)
 
     def _in_time(self, cohort: np.ndarray) -> np.ndarray:
         """Who of the cohort meets the deadline; where nobody does, the round waits for the fastest."""
@@ -177,7 +208,7 @@ class Training:
         """What clients will be asked in the round after the present one."""
         self.number += 1
         try:
-            cohort, trained, _ = self._sampled()
+            cohort, trained, *_ = self._sampled()
             message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
             return Planned(self._job, trained, self.number, message, self.adding(cohort, trained))
         finally:
@@ -191,7 +222,8 @@ class Training:
 
     def _play(self, backend: Backend) -> RoundReport:
         with self.watch("sampling"):
-            cohort, trained, late = self._sampled()
+            who = self._sampled()
+            cohort, trained = who.cohort, who.trained
         with self.watch("broadcast"):
             message = self.work.algorithm.broadcast(self.server, self.round_of(trained))
             states = self.store.read(trained)
@@ -205,11 +237,21 @@ class Training:
         self.watch.divide(time.perf_counter() - start, outcome.gathering / max(outcome.seconds, 1e-9))
         with self.watch("aggregate"):
             bound = None if adding is None else adding.bound
-            report = self._close(cohort, trained, message, outcome, bound)
+            report = self._of_all(self._close(who, message, outcome, bound), who)
         if self.trace is None or self.is_opening:
             return report
         away = int((~self.trace.reachable(self.number)).sum())
-        return report._replace(away=away, late=None if self.train.deadline is None else late)
+        return report._replace(away=away, late=None if self.train.deadline is None else who.late)
+
+    def _of_all(self, report: RoundReport, who: Sampled) -> RoundReport:
+        """The report of a round in which all who are asked train: what a method costs is the same, whoever is
+        left out here."""
+        if len(who.asked) == len(who.trained):
+            return report
+        steps, wanted = (int(self.work.steps_of(clients).sum()) for clients in (who.trained, who.asked))
+        return report._replace(participants=len(who.asked),
+                               grad_steps=round(report.grad_steps * wanted / steps),
+                               bytes_down=round(report.bytes_down * len(who.asked) / len(who.trained)))
 
     @property
     def _job(self) -> Job:
@@ -261,9 +303,9 @@ class Training:
                 return 1 - share_within(votes, mechanism)
         return None if mechanism.secret else _shortened(outcome)
 
-    def _close(self, cohort: np.ndarray, trained: np.ndarray, message: Message, outcome: Outcome,
-               bound: Bound | None) -> RoundReport:
+    def _close(self, who: Sampled, message: Message, outcome: Outcome, bound: Bound | None) -> RoundReport:
         """Check what came back, aggregate, and stage the clients' new states."""
+        cohort, trained = who.cohort, who.trained
         if outcome.lost:
             down = _bytes_down(message, len(trained))
             return RoundReport(self.number, len(trained), {}, 0, down, 0, math.nan, {}, outcome.note)
@@ -280,9 +322,10 @@ class Training:
         counted = np.isin(accepted, cohort)
         if not counted.any() and bound is None:  # noise alone would be a round too
             client, why = next(iter(rejected.items()))
-            raise NobodyLeft(f"every upload in round {self.number} was rejected; client "
-                             f"{self.work.federation.names[client]!r}: {why}; if the training diverges, "
-                             f"{self.remedy()}")
+            error = NobodyLeft if failed else NobodyFinite
+            raise error(f"every upload in round {self.number} was rejected; client "
+                        f"{self.work.federation.names[client]!r}: {why}; if the training diverges, "
+                        f"{self.remedy()}")
 
         taken: LocalResult = _chosen(result, kept, len(done))
         uploads = _chosen(taken.upload, np.flatnonzero(counted), len(counted))
@@ -296,14 +339,16 @@ class Training:
         self.averaged = None if weights is None else ServerWeights(accepted[counted][chosen], weights)
         info = {key: value for key, value in info.items() if key != "client_weights"}
         if (overflow := not_finite(server)) is not None:
-            raise DescantError(f"the server's {overflow} is not finite after round {self.number}, though "
-                               f"all uploads were: the training diverges; {self.remedy()}")
+            raise Diverged(f"the server's {overflow} is not finite after round {self.number}, though all "
+                           f"uploads were: the training diverges; {self.remedy()}")
         figures = diagnosed(self._diagnostics, Observed(method, self.server, message, uploads, server, facts))
         self.server = server
         clipped = _shortened(outcome) if bound is None else self._followed(outcome, bound)
         moved = chosen if self.work.algorithm.tracking else np.arange(len(accepted))
-        self.store.stage(accepted[moved], _chosen(taken.state, moved, len(accepted)),
-                         ASKED if self.is_opening else self.number)
+        part, states = accepted[moved], _chosen(taken.state, moved, len(accepted))
+        if self._is_stateless:  # others have taken part, too
+            part = np.union1d(part, np.setdiff1d(who.asked, trained))
+        self.store.stage(part, states, ASKED if self.is_opening else self.number)
         sent = int(np.isin(trained[done], cohort).sum())
         return RoundReport(
             self.number, len(trained), rejected, outcome.grad_steps,

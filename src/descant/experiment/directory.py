@@ -265,10 +265,14 @@ def summary(history: list[dict[str, Any]], best_round: int | None, best_key: tup
         "divergence": diverged,  # when it was first seen, if so
         "metric": setup.deciding.name,
         "selected_by": None if best_key is None else list(best_key),
-        "stopped": stopped,  # "converged", "budget" of privacy, or "asked": by a function of the user's
+        "stopped": stopped,  # "converged", "budget" of privacy, or "asked": by a function of the user's; of
+        # the runs of a comparison also "diverged"
         **({} if setup.privacy is None else {"privacy": _privacy(history, setup.privacy)}),
         **totals,
         "seconds": round(sum(row["seconds"] + row.get("eval_seconds", 0.0) for row in history), 3),
+        "processor_seconds": (  # of training and evaluation; None where some rounds do not know it
+            round(sum(row["processor_seconds"] for row in history), 3)
+            if all("processor_seconds" in row for row in history) else None),
     }
 
 

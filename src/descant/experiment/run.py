@@ -18,7 +18,7 @@ from descant.core.threads import one_thread
 from descant.core.tree import Tree
 from descant.core.vector import Model
 from descant.engine.account import Account
-from descant.engine.backends.base import Backend
+from descant.engine.backends.base import Backend, InProcess
 from descant.engine.backends.choose import Timing, make_backend
 from descant.engine.evaluation import Evaluation, evaluate, selection_key
 from descant.engine.personal import Snapshot, personal_model
@@ -181,7 +181,7 @@ class Run:
                 self._checkpoints.commit(None)
         while (self.rounds < train.rounds and not self.is_converged and self.stop_asked is None
                and not self.is_spent):
-            start = time.perf_counter()
+            start, worked = time.perf_counter(), time.process_time()
             report = self._training.play(backend)
             played = time.perf_counter()
             evaluations: list[Evaluation] = []
@@ -195,6 +195,8 @@ class Run:
                                    for group in groups]
             row = row_of(self._training, report, played - start, evaluations,
                          time.perf_counter() - played, self.history)
+            if isinstance(backend, InProcess):  # what workers or clients do is not known here
+                row["processor_seconds"] = round(time.process_time() - worked, 6)
             with uninterrupted(), self._writing(), self.stopwatch("checkpoint"):
                 if self.directory is not None:
                     layout.append_row(self.directory, row, evaluations, federation)

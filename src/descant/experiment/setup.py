@@ -76,6 +76,7 @@ class Setup:
             raise UsageError("eval.diagnostics are figures of the uploads that [privacy] does not account "
                              "for: leave one of them out")
         training = Training(self.work(training=True), self.train, self.eval.diagnostics)
+        training.scored_in(lambda number: self.eval.due(number, self.train.rounds))
         return training.screen(self.robust, self.attack)
 
     @cached_property

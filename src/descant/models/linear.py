@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import nn
@@ -14,8 +16,8 @@ from descant.core.sample import SampleFormat
 from descant.models.base import NetworkSpec, require_numbers
 
 
-def _perceptron(sample: SampleFormat, model: str, *hidden: int, activation: type[nn.Module] = nn.ReLU
-                ) -> Network:
+def _perceptron(sample: SampleFormat, model: str, *hidden: int,
+                activation: Callable[[], nn.Module] = nn.ReLU) -> Network:
     """Hidden layers on the flattened sample."""
     require_numbers(sample, model)
     widths = (math.prod(sample.shape), *hidden)
@@ -35,14 +37,18 @@ class MCLR(NetworkSpec):
 
 @dataclass(frozen=True)
 class DNN(NetworkSpec):
-    """One hidden layer with leaky ReLU, as in the experiments of pFedMe and pFedBreD."""
+    """One hidden layer with leaky ReLU, as in the experiments of pFedMe and pFedBreD.
+
+    The papers do not give the slope; the code of pFedBreD has 0.1.
+    """
 
     name: ClassVar[str] = "dnn"
 
     hidden: int = hyper(100, "width of the hidden layer", ge=1)
+    slope: float = hyper(0.01, "slope of the leaky ReLU below zero", gt=0, lt=1)
 
     def network(self, sample: SampleFormat) -> nn.Module:
-        return _perceptron(sample, self.name, self.hidden, activation=nn.LeakyReLU)
+        return _perceptron(sample, self.name, self.hidden, activation=partial(nn.LeakyReLU, self.slope))
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,9 @@ class MessagePassing(Algorithm):
             found.append((xi, torch.isin(clients[:, 0], round.cohort).nonzero()[:, 0]))
         return found
 
+    def forgets(self) -> bool:
+        return True
+
     def local(self, task: Task, message: Message, state: Model, data: ClientData) -> tuple[Model, Model]:
         w_i = solve(task, message.each, data, self.solver, Gaussian(message.each.theta, self.lam))
         return w_i, w_i

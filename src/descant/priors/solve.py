@@ -68,8 +68,10 @@ class Trained(Checked):
 
 
 def less(theta: Tensor, direction: Tensor, lr: Any) -> Tensor:
-    """theta - lr * direction; in one pass where lr is a number."""
-    return torch.sub(theta, direction, alpha=lr) if isinstance(lr, float) else theta - lr * direction
+    """theta - lr * direction in one pass: the same to the last bit, whether lr is a number or a tensor."""
+    if isinstance(lr, Tensor):
+        return torch.addcmul(theta, direction, lr, value=-1)
+    return torch.sub(theta, direction, alpha=lr)
 
 
 @dataclass(frozen=True)

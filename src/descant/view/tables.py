@@ -19,7 +19,8 @@ from descant.engine.pool import BUDGET, SHARE
 SPREAD = {"mean": "mean", "weighted": "weighted", "std": "std", "worst_decile": "worst 10%"}
 BAR = 24  # characters of a share of 100 %
 STOPPED = {"converged": "the validation metric no longer improves", "asked": "asked to",
-           "budget": "another round would exceed the budget of privacy"}
+           "budget": "another round would exceed the budget of privacy",
+           "diverged": "the next one diverged"}
 
 
 def table(columns: str, heads: Sequence[str], rows: Iterable[Sequence[RenderableType] | None], *,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from descant.algorithms import FedAvg, LocalTrain
+from descant.comparison.paper import Paper
 from descant.comparison.plan import Method
 from descant.comparison.results import Results
 from descant.core.files import write_csv
@@ -34,14 +35,17 @@ class Beside(NamedTuple):
 
 
 def of(found: Results) -> list[Beside]:
-    """Every method that is compared, beside each baseline."""
+    """Every method that is compared by its clients' own models, beside each baseline. What the paper scores
+    by a model for all is left out: its clients' own models are another line of the table, or none."""
     if found.analysis is None:
         return []
     levels = {row.label: row.figures["personal"].mean for row in found.rows}
     own = {label for label in found.compared if _is_baseline(found.plan.methods[label])}
+    methods = [label for label in found.compared
+               if label not in own and not _is_global(found.plan.paper, label)]
     rows = []
     for baseline in (label for label in found.compared if label in own):
-        for method in (label for label in found.compared if label not in own):
+        for method in methods:
             pair = found.analysis.beside(found.compared.index(method), found.compared.index(baseline))
             stands: Stands = "open"
             if pair.p is not None and pair.p < found.analysis.level:
@@ -56,6 +60,10 @@ def of(found: Results) -> list[Beside]:
 def _is_baseline(method: Method) -> bool:
     algorithm = method.algorithm
     return isinstance(algorithm, LocalTrain) or (isinstance(algorithm, FedAvg) and bool(algorithm.finetune))
+
+
+def _is_global(paper: Paper | None, label: str) -> bool:
+    return paper is not None and label in paper.figures and paper.figures[label].column.startswith("global")
 
 
 def _figure(metric: str, value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -13,7 +13,7 @@ from descant.comparison import results
 from descant.comparison.conduct import CompareOptions, Shown, conduct, require_no_failures
 from descant.comparison.make import source_commit
 from descant.comparison.plan import Budget, Plan
-from descant.comparison.reproduce import baselines, claims, pages, study
+from descant.comparison.reproduce import baselines, claims, orderings, pages, study
 from descant.comparison.reproduce.claims import Claim
 from descant.comparison.reproduce.items import Item
 from descant.core.files import write_atomic, write_csv
@@ -41,9 +41,11 @@ class Reproduced(NamedTuple):
 
     @property
     def remarks(self) -> list[str]:
-        """What stands how beside the baselines; with matched steps, what these change."""
+        """Which pairs do not appear, and what stands how beside the baselines; with matched steps, what these
+        change."""
         changed = [] if self.budget == "rounds" else [pages.what_changes(self.item)]
-        return changed + baselines.sentences(baselines.read(self.directory))
+        return [*changed, *orderings.sentences(orderings.read(self.directory), orderings.FILE),
+                *baselines.sentences(baselines.read(self.directory))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,24 +115,38 @@ def compared(found: results.Results, kept: Path) -> tuple[list[Claim], dict[str,
         if (found.plan.out / name).exists():
             shutil.copyfile(found.plan.out / name, kept / name)
     baselines.write(baselines.of(found), kept)
-    seconds = sum(run.summary["seconds"] for run in found.finished)
     versions = found.plan.versions
     return claims.of_comparison(found), {
-        "commit": versions.get("commit"), "torch": versions["torch"], "seconds": round(seconds)}
+        "commit": versions.get("commit"), "torch": versions["torch"],
+        **computing([run.summary for run in found.finished])}
+
+
+def computing(summaries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The seconds of runs by the clock, and of processor time where all of them know it: runs of older
+    versions do not, nor do those with workers."""
+    known = [name for name in ("seconds", "processor_seconds")
+             if all(summary.get(name) is not None for summary in summaries)]
+    return {name: round(sum(summary[name] for summary in summaries)) for name in known}
 
 
 def _studied(item: Item, out: Path, repetitions: int, jobs: int, shown: Shown, kept: Path
              ) -> tuple[list[Claim], dict[str, Any]]:
     commit = source_commit()
     module = study.load(item.path)
-    rows = study.play(item.path, out, repetitions, jobs, shown)
+    # judged with the digits that are kept, so that anybody can judge again
+    rows = [{name: _short(value) for name, value in row.items()}
+            for row in study.play(item.path, out, repetitions, jobs, shown)]
     kept.mkdir(parents=True, exist_ok=True)
     heads = list(dict.fromkeys(name for row in rows for name in row))
     write_csv(kept / "results.csv", [heads, *([_cell(row.get(name, "")) for name in heads] for row in rows)])
     if hasattr(module, "draw"):
         module.draw(rows, kept / "figure.png")
-    return list(module.claims(rows)), {
-        "commit": commit, "seconds": round(sum(row["seconds"] for row in rows))}
+    return claims.corrected(module.claims(rows)), {
+        "commit": commit, "processor_seconds": round(sum(row["seconds"] for row in rows))}
+
+
+def _short(value: Any) -> Any:
+    return float(_cell(value)) if isinstance(value, float) else value
 
 
 def _cell(value: Any) -> Any:

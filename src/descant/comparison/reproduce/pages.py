@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from descant.comparison.paper import NEEDS
-from descant.comparison.reproduce import baselines, claims
+from descant.comparison.reproduce import baselines, claims, orderings
+from descant.comparison.reproduce.claims import Claim
 from descant.comparison.reproduce.items import Item, find
-from descant.comparison.reproduce.times import measured_in
+from descant.comparison.reproduce.times import measured_in, took
 from descant.core.files import write_atomic
 from descant.core.units import duration, times
 
@@ -20,12 +21,23 @@ STEPS = "steps"  # what is kept with matched gradient steps, beside what is kept
 HEAD = """# {paper}: its tables and figures, repeated
 
 Written by `descant reproduce` from `experiments/{paper}/results`; do not edit. Figures are those of the
-paper's budget (rounds) unless a section says otherwise. A figure *agrees* if it is within one point of the
-paper's (10 % where it is no share); an ordering *appears* or is *reversed* if it is significant at 5 % in
-ours, and is *open* otherwise. Of LocalTrain and FedAvg with fine-tuning it is said which methods are
-significantly ahead of them and behind, by the mean over the clients of their own models. Computing is that of
-all runs of a table, also of those that it shares with others. The time of what was not run was estimated from
-a round of each method (`--time`), at the paper's budget.
+paper's budget (rounds) unless a section says otherwise. Verdicts are computed:
+
+- A figure *agrees* if it is within one point of the paper's (10 % where it is no share). Otherwise *ours is
+  higher* or *lower*; by more than 10 points (where it is no share, a factor of two) it is *not reproduced*.
+- An ordering of two *appears* or is *reversed* if it is significant at 5 % in ours, corrected for the number
+  of tests, and is *open* otherwise.
+- An order of several methods *holds* if all of its pairs appear; *in part* if some do, some are open and none
+  is reversed; it is *open* if all pairs are, and *does not hold* if one is reversed. Where a method was read
+  in two ways, both stand beside the printed figure, and the order is judged with one of them at a time. Tau
+  is a mean over the repetitions; it is missing where an order was judged anew when its runs were gone.
+- What is simply so or not *holds* or *does not hold*, without a test. A method that has *diverged* in a
+  repetition has no figure; *missing* is a method or a claim that the item has gained since it was run.
+
+Of LocalTrain and FedAvg with fine-tuning it is said which methods are significantly ahead of them and behind,
+by the mean over the clients of their own models; methods that the paper scores by their model for all have no
+part in it. Computing is that of all runs of a table, also of those that it shares with others. The time of
+what was not run is estimated from a round of each method (`--time`), for the paper's budget.
 """
 
 
@@ -41,8 +53,7 @@ def page(paper: Path, place: Path) -> str:
     items = [item for item in find(paper.parent) if item.paper == paper.name]
     done = [item for item in items if item.kept() is not None]
     left = [item for item in items if item.kept() is None]
-    parts = [HEAD.format(paper=paper.name),
-             f"{len(done)} of {times(len(items), 'item')} {'has' if len(done) == 1 else 'have'} been run.\n"]
+    parts = [HEAD.format(paper=paper.name), f"{_how_far(done, left)}\n"]
     for item in done:
         parts += _section(item, place)
     if left:
@@ -51,6 +62,23 @@ def page(paper: Path, place: Path) -> str:
         parts += [_left(item, expected.get(item.name)) for item in left]
         parts.append("")
     return "\n".join(parts)
+
+
+def _how_far(done: list[Item], left: list[Item]) -> str:
+    """How many items have been run, and what became of their claims."""
+    count, needing = len(done) + len(left), sum(item.about().needs is not None for item in left)
+    told = f"{len(done)} of {times(count, 'item')} {'has' if len(done) == 1 else 'have'} been run"
+    if needing:
+        others = "the others need" if 1 < needing == len(left) else (
+            f"{needing} of the others need{'s' if needing == 1 else ''}")
+        told += f"; {others} a GPU or other data"
+    found = [claim for item in done for claim in claims.read(item.results / "claims.csv")]
+    return f"{told}. Verdicts, with the paper's budget: {_verdicts(found)}." if found else f"{told}."
+
+
+def _verdicts(found: list[Claim]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(
+        claim.verdict for claim in found).most_common())
 
 
 def _left(item: Item, seconds: float | None) -> str:
@@ -112,15 +140,16 @@ def _account(kept: dict[str, Any], where: Path, place: Path) -> list[str]:
     """Command, commit and the table of claims."""
     found = claims.read(where / "claims.csv")
     fewer = "" if kept["repetitions"] == kept["of"] else f" of the {kept['of']} that are planned"
-    counted = Counter(claim.verdict for claim in found)
+    pairs = orderings.sentences(orderings.read(where),
+                                f"[{orderings.FILE}]({_relative(where / orderings.FILE, place)})")
     return [
         f"```\n{kept['command']}\n```\n",
-        f"{times(kept['repetitions'], 'repetition')}{fewer}, {duration(kept['seconds'])} of computing, "
+        f"{times(kept['repetitions'], 'repetition')}{fewer}, {took(kept)}, "
         f"commit {kept['commit']}; [results.csv]({_relative(where / 'results.csv', place)}). "
-        f"Verdicts: {', '.join(f'{count} {verdict}' for verdict, count in counted.items())}.\n",
+        f"Verdicts: {_verdicts(found)}.\n",
         "| claim of the paper | ours | verdict |\n|---|---|---|",
-        *(f"| {_plain(claim.paper)} | {_plain(claim.ours)} | {claim.verdict} |" for claim in found), "",
-        *(f"{_plain(said)}\n" for said in baselines.sentences(baselines.read(where)))]
+        *(f"| {' | '.join(map(_plain, claim.cells))} |" for claim in found), "",
+        *(f"{_plain(said)}\n" for said in (*pairs, *baselines.sentences(baselines.read(where))))]
 
 
 def _plain(text: str) -> str:

@@ -9,6 +9,7 @@
     def measure(seed, **point):          # one point in one repetition -> {"error": ...}
     def claims(rows):                    # of all rows -> [Claim, ...]
     def draw(rows, path):                # a picture, if there is one to draw
+    def work(**point):                   # how much work a point is beside others, if they differ in it
 
 Points are measured in processes of their own, each once: what is measured is kept, and a study that was
 stopped goes on.

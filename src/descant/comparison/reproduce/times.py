@@ -1,4 +1,4 @@
-"""How long an item takes on this machine.
+"""How long an item takes on this machine: what it took, or what it would take at the paper's budget.
 
 `experiments/times.json` has the processor seconds of each item as they were measured once, with the time that
 a small fixed piece of work took there; here it is timed again, and the seconds are scaled by the ratio.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from descant.comparison.reproduce.items import Item
 from descant.core.files import write_atomic
 from descant.core.permit import ran
 from descant.core.threads import one_thread
+from descant.core.units import duration
+from descant.engine.settings import Eval
 from descant.experiment import run as runs
 from descant.experiment.config import Experiment, read_toml
 
@@ -61,6 +64,13 @@ def _read(directory: Path) -> tuple[float, dict[str, float]]:
         return 1.0, {}
 
 
+def took(kept: Mapping[str, Any]) -> str:
+    """The computing of what is kept, and by which clock: older runs do not know their processor time."""
+    if "processor_seconds" in kept:
+        return f"{duration(kept['processor_seconds'])} of processor time"
+    return f"{duration(kept['seconds'])} by the clock"
+
+
 def write(directory: Path, items: dict[str, float]) -> None:
     """Add what was measured here, scaled to where the others were: these stay as they are, since a pace is
     never the same twice, and what is scaled often would drift."""
@@ -73,16 +83,23 @@ def write(directory: Path, items: dict[str, float]) -> None:
 
 
 def measured(item: Item) -> float:
-    """The processor seconds of an item, from one round of every method, or from the first point of a study;
-    without evaluation."""
+    """The processor seconds of an item at the paper's budget, from one round and one evaluation of every
+    method, or from the point of a study that is the least work."""
     repetitions = item.about().repetitions
     if item.is_study:
-        points = study.load(item.path).POINTS
+        module = study.load(item.path)
+        work = [module.work(**point) if hasattr(module, "work") else 1.0 for point in module.POINTS]
+        least, point = min(zip(work, module.POINTS, strict=True), key=lambda each: each[0])
         start = time.process_time()
-        study.measure(item.path, 0, points[0])
-        return repetitions * len(points) * (time.process_time() - start)
+        study.measure(item.path, 0, point)
+        return repetitions * (time.process_time() - start) * sum(work) / least
     tables = read_toml(item.path)
     base = Experiment.parse({**tables, "algorithm": {"name": "fedavg"}}, ran())
     found = contenders(tables, None, base.train, baselines=True, permit=ran())
-    costs = rounds_of(runs.Setup.of(base), found, "rounds")
-    return repetitions * sum(cost.rounds * cost.seconds for cost in costs.values())
+    costs = rounds_of(runs.Setup.of(base), found, "rounds", scored=True)
+    return repetitions * sum(cost.rounds * cost.seconds + _evaluations(base.eval, cost.rounds) * cost.scoring
+                             for cost in costs.values())
+
+
+def _evaluations(settings: Eval, rounds: int) -> int:
+    return sum(settings.due(number, rounds) for number in range(1, rounds + 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class Shaped(nn.Module):
 
 
 def dense(widths: Iterable[int], *, norm: bool = False, dropout: float = 0.0,
-          activation: type[nn.Module] = nn.ReLU) -> list[nn.Module]:
+          activation: Callable[[], nn.Module] = nn.ReLU) -> list[nn.Module]:
     """Linear layers from each width to the next, with what follows each of them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
