@@ -20,11 +20,14 @@ noise of the test rows in them.
   281 to 409: there it is 2, 4, 8 and 16 such runs, about 24 to 192 rows, and all others are tested.
 - Methods. LocalTrain, FedAvg, FedAvg with 20 steps of fine-tuning, Ditto, FedMAP, pFedGT; FedPer where there
   is a network with a head, IFCA with four models in "clusters". Methods that make several gradients on a
-  batch (pFedMe, pFedBreD, CGPFL) are left out: 250 steps are too few rounds for them.
+  batch (pFedMe, pFedBreD, CGPFL) are left out: 250 steps are too few rounds for them. The others, such as
+  one-stage FedProx, have not been tried; the page names them all.
 - Order. The corners of all families first, then the other levels, then 100 rows, then 30 and 300: a stopped
   study is a coarse map.
-- Heterogeneity is measured before any method is chosen, on the training rows of the first repetition, in
-  several ways; the page says which of them predicts what is gained.
+- Heterogeneity is measured before any method is chosen, in several ways, in the first repetition: on the
+  training rows, and for transfer models of training rows are scored on validation rows. The page says which
+  measure predicts what is gained.
+- Where few rows lie in few runs, a client may be tested on labels that it never trains: that is told too.
 
 What is kept, in experiments/when/results/CELL: about.json (what was measured before), methods.csv and
 differences.csv (all pairs of methods). Several processes can share the work: a cell that another one has is
@@ -51,8 +54,10 @@ from descant.comparison import execute, measure, results, tune
 from descant.comparison.make import make
 from descant.comparison.plan import held
 from descant.comparison.results import Results
+from descant.core.federation import Federation
 from descant.core.files import write_atomic, write_csv
 from descant.core.permit import ran
+from descant.core.splits import SPLITS
 from descant.data import heterogeneity
 from descant.errors import DescantError
 from descant.experiment import run as runs
@@ -75,6 +80,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 OF_NETWORKS = {"FedPer": {"name": "fedper"}}
 OF_CLUSTERS = {"IFCA": {"name": "ifca", "K": 4}}
+TOO_FEW_ROUNDS = ("pfedme", "pfedbred", "cgpfl")  # would be made of as many steps
 
 
 @dataclass(frozen=True)
@@ -183,26 +189,44 @@ def play(cell: Cell, out: Path) -> Results:
         return results.read(plan)
 
 
-def measured(cell: Cell) -> dict[str, float]:
-    """What can be measured of a federation before any method is chosen, as `descant advise` does."""
+def first_of(cell: Cell) -> Experiment:
+    """The experiment of the first repetition, whose federation is measured."""
     tables = cell.tables()
     del tables["algorithms"]
     tables["data"] |= {"split": 0}
-    experiment = Experiment.parse(tables)
+    return Experiment.parse(tables)
+
+
+def measured(cell: Cell) -> dict[str, float]:
+    """What can be measured of a federation before any method is chosen, as `descant advise` does."""
+    experiment = first_of(cell)
     federation = experiment.data.federation().to(torch.float64)
     task = experiment.model.task(federation, torch.float64, 0)
     everyone, n = np.arange(federation.population), float(federation.train.sizes.mean())
     pilots = everyone if task.dim <= SMALL else everyone[:FEW]
     found = survey(task, federation, pilots, ridge=1 / n, steps=PILOT_STEPS)
     moved = transfer(task, federation, everyone, ridge=1 / n, steps=PILOT_STEPS)
-    counts = heterogeneity.class_counts(federation)
     assert moved is not None
-    assert counts is not None
     noise = float(found.noise.mean())
     length = max(0.0, float(found.models.mean(0).square().sum()) - noise / len(pilots)) ** 0.5
     return {"n": n, "transfer": moved.gain, "R": found.spread.R, "R_naive": found.spread.naive,
-            "noise": noise, "length": length,
-            "label_distance": float(heterogeneity.label_distances(counts).mean())}
+            "noise": noise, "length": length} | of_labels(federation)
+
+
+def of_labels(federation: Federation) -> dict[str, float]:
+    """How much the clients' training labels differ, and the shares of test and validation rows whose label
+    the client has no training row of."""
+    train, validation, test = (heterogeneity.class_counts(federation, [name]) for name in SPLITS)
+    assert train is not None
+    assert validation is not None
+    assert test is not None
+
+    def unseen(counts: np.ndarray) -> float:
+        return float(counts[train == 0].sum() / max(1, counts.sum()))
+
+    return {"label_distance": float(heterogeneity.label_distances(train).mean()),
+            "unseen_test": unseen(test), "unseen_validation": unseen(validation),
+            "without_validation": int((validation.sum(1) == 0).sum())}
 
 
 def keep(cell: Cell, found: Results) -> None:

@@ -45,6 +45,11 @@ class Seen(NamedTuple):
     methods: list[dict[str, str]]  # best first
     pairs: dict[tuple[str, str], Gap]
 
+    @property
+    def unseen(self) -> tuple[float, float]:
+        """The shares of validation and of test rows whose label the client has no training row of."""
+        return self.about["unseen_validation"], self.about["unseen_test"]
+
     def gap(self, better: str, worse: str) -> Gap:
         if better == worse:
             return Gap(0.0, 0.0, 0.0, 1.0)
@@ -134,7 +139,7 @@ MEASURES: dict[str, Callable[[Seen], float]] = {
     "transfer: the accuracy of others' models less that of the client's own": transfer,
     "the share of the clients' models that is their own, R² / (R² + mean²)": own,
     "the share of the differences that is no noise, R² / (R² + noise)": told,
-    "the label distance (total variation)": labels,
+    "the label distance of training rows (total variation)": labels,
 }
 
 

@@ -20,15 +20,17 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from when import FAMILIES as PLANNED
-from when import Family
+from when import METHODS, TOO_FEW_ROUNDS, Family
 from when import cells as planned
 from when_cells import ALONE, FAMILIES, FINE_TUNED, MEASURES, USED, Gap, Seen, judged, read
 
+from descant.algorithms import ALGORITHMS
 from descant.core.units import times
 
 HOME = Path(__file__).parents[1]
 PAGE = HOME / "docs" / "results" / "when.md"
 EVIDENCE = HOME / "src" / "descant" / "experiment" / "evidence.csv"
+MOST_UNSEEN = 0.5  # beyond this share of rows a cell is named
 ENOUGH = 12  # cells with others to predict them by, before measures are judged
 SHORT = {ALONE: "alone", FINE_TUNED: "FedAvg\n+ FT"}
 
@@ -122,12 +124,15 @@ of methods in the cell, and have the noise of the test rows in them. Models are 
 activities a network of 16 hidden units. So it is about small models, few clients, and one draw of the clients
 in each cell. Commit {commits}.
 
+"No method" and "best" are about these methods. {few} are left out: they make several gradients on a batch, so
+that 250 steps are too few rounds for them. Not tried are {others}.
+
 ![Two rows of heat maps: what learning together gains over training alone, and what the best method gains over
 the better of training alone and FedAvg with fine-tuning](when.png)
 
 Colours and numbers are points of accuracy. **Bold in a black frame: significant at 5 %**; in italics: not
 significant. Below, a cell names the best method; where there is no number, it is training alone ("alone") or
-fine-tuned FedAvg itself, so that nobody is ahead of these two.
+fine-tuned FedAvg itself, so that no method of the study is ahead of these two.
 """
 LEFT = """**{count} of {planned} cells have been run**; the others are hatched in the picture and listed at
 the end, and the same command makes them."""
@@ -151,12 +156,20 @@ def page(cells: Sequence[Seen]) -> str:
 def _head(cells: Sequence[Seen]) -> str:
     methods = dict.fromkeys(row["method"] for cell in cells for row in sorted(
         cell.methods, key=lambda row: row["method"]))
+    tried = {table["name"] for family in PLANNED.values() for table in (METHODS | family.more).values()}
+    few, others = ([cls.__name__ for key, cls in ALGORITHMS.items()
+                    if key not in tried and (key in TOO_FEW_ROUNDS) == is_few] for is_few in (True, False))
     return HEAD.format(
+        few=_and(few), others=_and(others),
         run=(LEFT.format(count=len(cells), planned=len(planned())) if len(cells) < len(planned())
              else f"All {len(cells)} cells have been run."),
         methods=", ".join(sorted(methods, key=str.lower)),
         commits=", ".join(dict.fromkeys(
             commit for cell in cells for commit in cell.about["commit"].split(", then "))))
+
+
+def _and(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def findings(cells: Sequence[Seen]) -> list[str]:
@@ -172,13 +185,37 @@ def findings(cells: Sequence[Seen]) -> list[str]:
         f"cells ({_points(gains, lambda cell: cell.together.mean)}), significantly worse in {len(loses)}, "
         f"and neither in {len(cells) - len(gains) - len(loses)}.",
         *(_by_rows(cells)),
-        f"**Nobody beats the better of training alone and fine-tuned FedAvg**, significantly, in "
+        f"**No method beats the better of training alone and fine-tuned FedAvg**, significantly, in "
         f"{len(cells) - len(ahead)} of {len(cells)} cells. In the other {len(ahead)} it is "
         f"{_points(ahead, lambda cell: cell.lead.mean)} ({named})." if ahead else
-        "**Nobody beats the better of training alone and fine-tuned FedAvg**, significantly, in any cell.",
+        "**No method beats the better of training alone and fine-tuned FedAvg**, significantly, in any cell.",
         f"**Fine-tuned FedAvg** has no method significantly above it in {len(level)} of {len(cells)} cells.",
+        *_unseen(cells),
     ]
     return said
+
+
+def _unseen(cells: Sequence[Seen]) -> list[str]:
+    """Where a client is tuned or tested on what it could not learn."""
+    blind = [cell for cell in cells if max(cell.unseen) > MOST_UNSEEN]
+    without = [cell for cell in cells if cell.about["without_validation"]]
+    said = []
+    if blind:
+        named = "; ".join(f"{_named(cell)}: {100 * cell.unseen[0]:.0f} % and {100 * cell.unseen[1]:.0f} %"
+                          for cell in blind)
+        said.append(f"**Labels without training rows**: in {len(blind)} of {len(cells)} cells more than half "
+                    "of the validation rows, or of the test rows, have a label that the client has no "
+                    "training row of (validation and test, in the first repetition: "
+                    f"{named}). There, methods are tuned or tested mostly on what a client has never seen.")
+    if without:
+        named = "; ".join(f"{_named(cell)}: {cell.about['without_validation']:.0f}" for cell in without)
+        said.append(f"**Clients without a validation row**, in the first repetition: {named}. They have no "
+                    "say in what is tuned.")
+    return said
+
+
+def _named(cell: Seen) -> str:
+    return f"{FAMILIES[cell.family]}, {cell.n:.0f} rows, {cell.level}"
 
 
 def _by_rows(cells: Sequence[Seen]) -> list[str]:
@@ -213,8 +250,9 @@ def _measuring(cells: Sequence[Seen]) -> list[str]:
     used = next(name for name, measure in MEASURES.items() if measure is USED)
     return [
         "Heterogeneity is measured before any method is chosen, as `descant advise` does: the clients fit a "
-        "model of their own to their training rows. R is the distance of these models from their mean, "
-        "without the noise of estimation. What predicts the gain of learning together over training alone? "
+        "model of their own to their training rows. Transfer compares such models on validation rows. R is "
+        "the distance of the clients' models from their mean, without the noise of estimation. What predicts "
+        "the gain of learning together over training alone? "
         "*Correlation*: Spearman's, between cells with about as many rows (within a factor of two). *Error*: "
         "a cell is predicted by the three nearest ones of the other families, with about as many rows; by "
         "how many points that is wrong, on average.\n",

@@ -1,5 +1,11 @@
-"""MNIST over the rounds: 10 clients of 180 training rows, 5 epochs a round, 20 rounds, step size 0.01. The
-training loss of the clients' own models on their own rows is the loss that a round reports."""
+"""MNIST over the rounds: 10 clients of 180 training rows (of the authors' code; the paper does not say),
+5 epochs a round, 20 rounds (the paper says "20 total runs"), step size 0.01. The training loss of the
+clients' own models on their own rows is the loss that a round reports.
+
+The paper says that smaller lambda converges faster, above all early. "A lower training loss after 5 rounds"
+stands for it, and is weak: with smaller lambda the loss of own models on own rows also ends lower, so that
+it would be lower at the same speed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ import numpy as np
 
 import descant
 from descant.algorithms import OneStageFedProx
-from descant.comparison.reproduce.claims import Claim, fact, of, ordering
+from descant.comparison.reproduce.claims import Claim, of, ordering
 
 EARLY = 5
 EPOCHS = (1, 5, 20)  # of Figure 6; the paper does not say which
@@ -39,13 +45,11 @@ def faster(rows: Sequence[dict[str, Any]]) -> list[Claim]:
 def saved_by_epochs(rows: Sequence[dict[str, Any]], figure: str) -> list[Claim]:
     """More epochs a round bring a loss down, more so with small lambda than with large."""
     few, many = EPOCHS[0], EPOCHS[-1]
-    gained = {lam: np.mean(of(rows, figure, lam=lam, epochs=few)) - np.mean(of(rows, figure, lam=lam,
-                                                                               epochs=many))
-              for lam in ("small", "large")}
+    gained = [np.subtract(of(rows, figure, lam=lam, epochs=few), of(rows, figure, lam=lam, epochs=many))
+              for lam in ("small", "large")]
     return [
         ordering(f"small lambda: {many} epochs a round have a lower loss after 20 rounds than {few}",
                  of(rows, figure, lam="small", epochs=many), of(rows, figure, lam="small", epochs=few),
                  words=(f"{many} epochs", f"{few} epoch")),
-        fact("more epochs gain more with small lambda than with large",
-             f"the loss falls by {gained['small']:.3g} (small), {gained['large']:.3g} (large)",
-             bool(gained["small"] > gained["large"]))]
+        ordering("more epochs bring the loss down more with small lambda than with large", *gained,
+                 lower=False, words=("small", "large"))]

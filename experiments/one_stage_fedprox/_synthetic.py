@@ -2,7 +2,10 @@
 
 Two classes: u is the difference of their weights. Labels are drawn from the model (the authors' argmax
 labels are separable, and no minimiser exists); all objectives have a ridge of strength RIDGE, so that
-clients whose rows happen to be separable have a minimiser too.
+clients whose rows happen to be separable have a minimiser too. Neither is in the paper.
+
+`Problem` has lambda and ridge on u, `curve` on the weights of both classes, where the same pull is half as
+strong in u: |w_0|^2 + |w_1|^2 = (|w_0 + w_1|^2 + |u|^2) / 2.
 """
 
 from __future__ import annotations
@@ -121,3 +124,9 @@ def rounds_to(errors: list[float], share: float = 0.001) -> int:
     below: with a large lambda it falls below its limit first, and comes back."""
     near = share * (max(errors) - min(errors))
     return 1 + max((k for k, error in enumerate(errors) if abs(error - errors[-1]) > near), default=-1)
+
+
+def rounds_above(errors: list[float], share: float = 0.001) -> int:
+    """The round from which on the error is not above its last value by more than a share of what it fell."""
+    near = share * (max(errors) - errors[-1])
+    return 1 + max((k for k, error in enumerate(errors) if error > errors[-1] + near), default=-1)

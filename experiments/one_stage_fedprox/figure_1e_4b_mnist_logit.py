@@ -1,5 +1,6 @@
 """MNIST with logistic regression over the rounds: smaller lambda converges faster, above all early. Batches
-of 32; otherwise as `_mnist.py` says."""
+of 32; otherwise as `_mnist.py` says. The number of repetitions is not in the paper.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,10 @@ more than the cap of 10 (R below 1/sqrt(n)), the cap is taken. R is the true one
 
 For R > 1/sqrt(n) the theorem gives an upper bound, rho^2 / (n mu R^2). With mu = 0.01, the least curvature
 that is certain here, it is 2 / R^2: 80 times the rule of the authors' code, 5 / (n R^2), whose constant
-fits mu = 0.8. Both are taken, and each is judged by the paper's claims.
+fits mu = 0.8. Both are taken, and each is judged by the paper's claims. The levels of R are ours.
+
+As in Figure 1(a), lambda and the ridge act on the difference of the two classes' weights: on the weights
+themselves, as in Figures 1(d), 2 and 5, they would be twice as large.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """100 and 1000 clients, of which 10 % take part in a round: smaller lambda is faster at first, and better
 where clients differ more.
 
-As Figure 1(d), with 50 local steps and 50 rounds. The paper does not say at which R; 0.5 and 3 here.
+As Figure 1(d), with 50 local steps and 50 rounds, R = 0.5 and 3: the paper says none of these. "Faster at
+first" is a smaller total error after 5 rounds. That larger lambda takes more rounds to converge is judged in
+Figure 1(d) alone. The paper says that smaller lambda is gradually ahead as R grows, not from which R on: that
+larger lambda is ahead at 0.5 is our reading.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ POINTS = [{"clients": clients, "R": R, "lam": lam} for clients in (100, 1000) fo
 EARLY = 5
 
 
+def work(clients: int, R: float, lam: str) -> float:
+    return clients
+
+
 def measure(seed: int, clients: int, R: float, lam: str) -> dict[str, float]:
     errors = curve(seed, R, LAMS[lam], 50, 50, clients, clients // 10)
     return {"early": errors[EARLY - 1], "last": errors[-1]}
@@ -28,16 +35,11 @@ def measure(seed: int, clients: int, R: float, lam: str) -> dict[str, float]:
 def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
     found = []
     for clients in (100, 1000):
-        where = {"clients": clients, "R": 3.0}
-        found += [
-            ordering(f"{clients} clients: small lambda is ahead after {EARLY} rounds (R = 3)",
-                     of(rows, "early", lam="small", **where), of(rows, "early", lam="large", **where),
-                     words=("small", "large")),
-            ordering(f"{clients} clients: small lambda is ahead at the end where R = 3",
-                     of(rows, "last", lam="small", **where), of(rows, "last", lam="large", **where),
-                     words=("small", "large"))]
-        where = {"clients": clients, "R": 0.5}
-        found.append(ordering(f"{clients} clients: large lambda is ahead at the end where R = 0.5",
-                              of(rows, "last", lam="large", **where), of(rows, "last", lam="small", **where),
-                              words=("large", "small")))
+        found += [ordering(f"{clients} clients: small lambda is ahead after {EARLY} rounds (R = {R:g})",
+                           *(of(rows, "early", clients=clients, R=R, lam=lam) for lam in ("small", "large")),
+                           words=("small", "large")) for R in (0.5, 3.0)]
+        found += [ordering(f"{clients} clients: {ahead} lambda is ahead at the end where R = {R:g}",
+                           *(of(rows, "last", clients=clients, R=R, lam=lam) for lam in (ahead, behind)),
+                           words=(ahead, behind))
+                  for R, ahead, behind in ((0.5, "large", "small"), (3.0, "small", "large"))]
     return found

@@ -1,7 +1,7 @@
 """MNIST with logistic regression: with small lambda local epochs save rounds, with large lambda hardly.
 
-As Figure 1(e), with clients of 6 classes and 1, 5 or 20 epochs a round. The training loss of the clients' own
-models after 20 rounds.
+As Figure 1(e), with clients of 6 classes and 1, 5 or 20 epochs a round: the paper says neither, and that the
+figure has local models, but not what of them. Here it is their training loss after 20 rounds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ SOURCE = "One-stage FedProx, Figure 6, MNIST-Logit, local models"
 SEEDS = 5
 LAMS = {"small": 0.5, "large": 2.5}
 POINTS = [{"lam": lam, "epochs": epochs} for lam in LAMS for epochs in EPOCHS]
+
+
+def work(lam: str, epochs: int) -> float:
+    return epochs
 
 
 def measure(seed: int, lam: str, epochs: int) -> dict[str, float]:
