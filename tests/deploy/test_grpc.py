@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ from descant.deploy.transport.frames import FRAME, HEAD, Arriving, Packed, unpac
 from descant.deploy.transport.grpc_server import GrpcServer, address_of, open_server
 from descant.deploy.transport.loop import event_loop, submit
 from descant.deploy.transport.seals import Seals
+from descant.errors import DescantError
 
 NAMES = ("north", "south")
 
@@ -341,3 +345,43 @@ def test_no_client_is_left_with_a_stream_that_nobody_reads(link, pki, fault, mon
     else:
         assert client.refusal()[0] == grpc.StatusCode.UNAVAILABLE
     client.close()
+
+
+def test_a_refusal_whose_status_is_late_is_no_connection(tmp_path):
+    """A client that has never been connected is told what to do, and does not try for ever."""
+    async def refuse(_: object, context: Any) -> None:
+        await context.send_initial_metadata(())
+        await asyncio.sleep(0.2)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, grpc_server.UNKNOWN_KEY)
+
+    async def listen() -> tuple[Any, int]:
+        server = grpc.aio.server()
+        handlers = {grpc_server.METHOD: grpc.stream_stream_rpc_method_handler(refuse)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(grpc_server.SERVICE, handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return server, port
+
+    told: list[str] = []
+    stop = threading.Event()
+    too_late = threading.Timer(20, stop.set)
+    too_late.start()
+    server, port = submit(listen()).result(30)
+    client = grpc_client.GrpcClient(Address("127.0.0.1", port), None, tmp_path)
+    try:
+        with pytest.raises(DescantError, match="the server does not know the key of this client"):
+            client.serve(lambda payload: payload, SimpleNamespace(
+                connected=lambda: told.append("connected"), lost=told.append), stop)
+    finally:
+        too_late.cancel()
+        submit(server.stop(None)).result(30)
+    assert not told
+
+
+def test_a_key_that_comes_and_goes_while_keys_are_read_is_noticed(tmp_path):
+    (tmp_path / "north.pub").write_text("a key")
+    before = grpc_server._stamp(tmp_path)
+    time.sleep(0.05)  # longer than the clock of the file system takes for a step
+    (tmp_path / "east.pub").write_text("another")
+    (tmp_path / "east.pub").unlink()
+    assert grpc_server._stamp(tmp_path) != before

@@ -25,6 +25,7 @@ from descant.deploy.transport.address import Address, Failure, probe
 from descant.deploy.transport.connection import CONNECTED_ALREADY, STRANGER, Connection, require_keys
 from descant.deploy.transport.frames import FRAME, Arriving, Packed, unpack
 from descant.deploy.transport.grpc_server import (
+    ADMITTED,
     METHOD,
     PING,
     PONG,
@@ -152,8 +153,8 @@ class _Session:
         async with channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=((TOKEN, self._token),))
             try:
-                await call.initial_metadata()
-                if not call.done():
+                # a refusal has metadata, too, and its status may come a moment later
+                if ADMITTED in (await call.initial_metadata()):
                     was_up, self._stream = True, call
                     self._link.gain()
                     await self._read(call)

@@ -38,6 +38,7 @@ from descant.errors import DescantError, UsageError
 
 METHOD, SERVICE = "Connect", "descant.Link"
 TOKEN = "descant-token"  # of a client directory, in the metadata
+ADMITTED = "descant-admitted"  # in the metadata that a client gets once it is let in
 UNKNOWN_KEY, TWICE = "unknown key", "connected already"
 FEW = 4 * 2**20  # bytes of a reply beside its tensors
 SLOWEST = 2**14, 30.0  # a reply comes with so many bytes a second, after so many seconds
@@ -171,7 +172,7 @@ class GrpcServer(contextlib.AbstractContextManager["GrpcServer"]):
         """The life of one stream."""
         link = await self._admit(context)
         # the client is connected. Before there is a link: a request would send metadata, too, and fail
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(((ADMITTED, "1"),))
         if (other := self._links.get(link.address)) is not None:
             other.end(TWICE)
         self._links[link.address] = link
@@ -258,7 +259,8 @@ class GrpcServer(contextlib.AbstractContextManager["GrpcServer"]):
 
 
 def _stamp(directory: Path) -> list[tuple[str, int, int]]:
-    found = [(path.name, path.stat()) for path in sorted(directory.glob("*.pub"))]
+    """What changes with the keys; also where one is added and removed again while they are being read."""
+    found = [(path.name, path.stat()) for path in (directory, *sorted(directory.glob("*.pub")))]
     return [(name, stat.st_mtime_ns, stat.st_ino) for name, stat in found]
 
 
