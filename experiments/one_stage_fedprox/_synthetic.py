@@ -2,7 +2,8 @@
 
 Two classes: u is the difference of their weights. Labels are drawn from the model (the authors' argmax
 labels are separable, and no minimiser exists); all objectives have a ridge of strength RIDGE, so that
-clients whose rows happen to be separable have a minimiser too. Neither is in the paper.
+clients whose rows happen to be separable have a minimiser too. Neither is in the paper. `curve` trains an
+intercept for each class besides, with the ridge on it; the paper's model has none, nor has `Problem`.
 
 `Problem` has lambda and ridge on u, `curve` on the weights of both classes, where the same pull is half as
 strong in u: |w_0|^2 + |w_1|^2 = (|w_0 + w_1|^2 + |u|^2) / 2.
@@ -41,9 +42,9 @@ class Problem:
         return float(torch.linalg.eigvalsh(self.x.mT @ self.x / self.x.shape[1]).max()) / 4 + RIDGE
 
     @property
-    def heterogeneity(self) -> float:
-        """The root mean square distance of the true u_i from their mean."""
-        return float((self.truth - self.truth.mean(0)).square().sum(1).mean().sqrt())
+    def distances(self) -> Tensor:
+        """Those of the true u_i from their mean, [m]."""
+        return (self.truth - self.truth.mean(0)).norm(dim=1)
 
     def local(self, u: Tensor) -> Tensor:
         """L_i(u_i) with the ridge, [m]."""

@@ -1,5 +1,7 @@
 """MNIST with logistic regression over the rounds: smaller lambda converges faster, above all early. Batches
-of 32; otherwise as `_mnist.py` says. The number of repetitions is not in the paper.
+of 32; otherwise as `_mnist.py` says. 6 classes are left out, and so are GlobalTrain and LocalTrain, which
+Figure 4(b) has. Its caption says training loss, the text testing loss. The number of repetitions is not in
+the paper.
 """
 
 from __future__ import annotations

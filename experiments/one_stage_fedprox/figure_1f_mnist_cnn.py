@@ -1,5 +1,5 @@
-"""MNIST with a CNN over the rounds: smaller lambda converges faster, above all early. Batches of 16;
-otherwise as `_mnist.py` says. The number of repetitions is not in the paper.
+"""MNIST with a CNN over the rounds: smaller lambda converges faster. Batches of 16; otherwise as
+`_mnist.py` says. 6 classes are left out. The number of repetitions is not in the paper.
 """
 
 from __future__ import annotations

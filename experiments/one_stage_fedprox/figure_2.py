@@ -1,7 +1,7 @@
 """The effect of local steps: with small lambda they save rounds, with large lambda hardly.
 
 As Figure 1(d) at R = 0.5, with K = 5, 20 and 150 local steps a round and 100 rounds: the paper says neither
-R nor K nor how many rounds.
+R nor K nor how many rounds. Medium lambda is left out.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """FedProx with the lambda of Theorem 1 against heterogeneity: statistical error at exact minimisers.
 
-As Figure 1(a). Theorem 1's lambda has rho = 2 as in the paper and the ridge for mu; where it asks for
-more than the cap of 10 (R below 1/sqrt(n)), the cap is taken. R is the true one.
+As Figure 1(a). Theorem 1's lambda has rho = 2 as in the paper and the ridge for mu. The distances that it is
+told are above 1/sqrt(n) at every level of R here, where it gives an upper bound, rho^2 / (n mu R^2): that is
+taken, or the cap of 10 where that is less.
 
-For R > 1/sqrt(n) the theorem gives an upper bound, rho^2 / (n mu R^2). With mu = 0.01, the least curvature
-that is certain here, it is 2 / R^2: 80 times the rule of the authors' code, 5 / (n R^2), whose constant
-fits mu = 0.8. Both are taken, and each is judged by the paper's claims. The levels of R are ours.
+With mu = 0.01, the least curvature that is certain here, the bound is 80 times the rule of the authors'
+code, 5 / (n R^2), at the same distance; that rule's constant fits mu = 0.8. Both are taken, and each is
+judged by the paper's claims. The levels of R are ours.
 
 As in Figure 1(a), lambda and the ridge act on the difference of the two classes' weights: on the weights
 themselves, as in Figures 1(d), 2 and 5, they would be twice as large.

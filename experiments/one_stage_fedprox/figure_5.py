@@ -1,10 +1,10 @@
 """100 and 1000 clients, of which 10 % take part in a round: smaller lambda is faster at first, and better
 where clients differ more.
 
-As Figure 1(d), with 50 local steps and 50 rounds, R = 0.5 and 3: the paper says none of these. "Faster at
-first" is a smaller total error after 5 rounds. That larger lambda takes more rounds to converge is judged in
-Figure 1(d) alone. The paper says that smaller lambda is gradually ahead as R grows, not from which R on: that
-larger lambda is ahead at 0.5 is our reading.
+As Figure 1(d), with 50 local steps and 50 rounds, R = 0.5 and 3: the paper says none of these. Medium lambda
+is left out. "Faster at first" is a smaller total error after 5 rounds. That larger lambda takes more rounds
+to converge is judged in Figure 1(d) alone. The paper says that smaller lambda is gradually ahead as R grows,
+not from which R on: that larger lambda is ahead at 0.5 is our reading.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """MNIST with logistic regression: with small lambda local epochs save rounds, with large lambda hardly.
 
 As Figure 1(e), with clients of 6 classes and 1, 5 or 20 epochs a round: the paper says neither, and that the
-figure has local models, but not what of them. Here it is their training loss after 20 rounds.
+figure has local models, but not what of them. Here it is their training loss after 20 rounds, on their own
+rows.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
 """The generalized coherence estimate of the envelope gradients in every round, at each w_i, on FMNIST-MCLR.
 
-100 clients of 2 classes as the authors' code deals them; the setting of Table 1, but without validation
+100 clients of 2 classes as the authors' code deals them (about two thirds of the images; the paper separates
+the whole dataset); the setting of Table 1, but without validation
 rows (0.1 there), so that clients train on more. Of each of the 20 clients that are averaged the vector is
 lam (mu - theta) of its last local round, the gradient of its envelope at its own w_i (Eq. 13, first order),
 up to its length, which GCE leaves out: as in training mu and theta are those of one batch, and theta that of
-5 steps. pFedMe is `identity`, to the last bit the same method. mh (code) has its gradient where its
+5 steps. The text also has "vectors from personalized to local model", w - theta, which is the same for pFedMe
+alone. pFedMe is `identity`, to the last bit the same method. mh (code) has its gradient where its
 extra step on w_i ends; that step itself is not in it.
 
 With 20 vectors GCE rounds to 1 here, but for mh (code). So methods are judged and drawn by
-log(1 - GCE), which is higher where GCE is smaller; both are kept for every round. The lines are smoothed with
-a Savitzky-Golay filter, as in the paper, with a window of ours. That the convergence phase is the last 50 of
-200 rounds is ours, and the number of rounds is the scripts'.
+log(1 - GCE), which is higher where GCE is smaller; both are kept for every round. Data, model and curves of
+the printed figure are not in the text: these are our choice, and so is pFedMe for a method without a
+personalized prior. The lines are smoothed with a Savitzky-Golay filter, as in the paper, with a window of
+ours. That the convergence phase is the last 50 of 200 rounds is ours, and the number of rounds is the
+scripts'.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One user's gamma is varied and the others' stays at 0.8; on HAR in place of CIFAR-10.
+"""One user's gamma is varied and the others' stays at 0.8; on HAR in place of Table 7's CIFAR-10 (of Figure
+10 the text names no data).
 
 For the person with most rows (MAX) and the one with fewest (MIN), with 100 rounds of 5 epochs each. Of the
 nine printed gammas 0.2, 0.3, 0.4, 0.6 and 0.7 are left out: a run takes six minutes, and there are two users

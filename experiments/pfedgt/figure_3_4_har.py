@@ -1,4 +1,4 @@
-"""More local epochs: pFedGT gains, FedAvg with fine-tuning may lose; on HAR in place of CIFAR-10.
+"""More local epochs: pFedGT gains, FedAvg with fine-tuning may lose; on HAR, since the text names no data.
 
 100 rounds, learning rate 0.1, ten steps of fine-tuning: none of the two last is printed, nor are the
 figures' numbers of epochs E; here 1, 5 and 10. pFedGT is our default alone (gamma = 0.8, mu = 0.05, lambda =
