@@ -273,9 +273,9 @@ class Trial:
                                       "aggregate of the uploads: write one of the two")
 
     def _check_forgets(self, number: int, message: Message, states: Tree) -> None:
-        others = map_tree(lambda rows: rows + 1 if rows.is_floating_point() else rows, states)
         if not self.method.forgets():
             return
+        others = map_tree(lambda rows: ~rows if rows.dtype == torch.bool else rows + 1, states)
         mine, other = (parts(self.trained("local", 0, number, _row(message, 0), take(each, 0)))
                        for each in (states, others))
         if not same(mine, other):

@@ -422,7 +422,31 @@ class Forgetful(Good):
         return True
 
 
+class Counted(NamedTuple):
+    own: Model
+    rounds: Tensor  # [] int64
+
+
+class ForgetfulCount(Good):
+    """What it makes depends on a whole number that a client keeps."""
+
+    def forgets(self) -> bool:
+        return True
+
+    def init_client(self, task: Any, model: Model) -> Any:
+        return Counted(model, torch.tensor(0))
+
+    def local(self, task: Any, message: Message, state: Any, data: Any) -> Any:
+        upload, own = super().local(task, message, message.shared, data)
+        scale = 1 / (1.0 + state.rounds).to(own.theta.dtype)
+        return upload, Counted(own._replace(theta=own.theta * scale), state.rounds + 1)
+
+    def personalize(self, task: Any, message: Message, state: Any, data: Any) -> Any:
+        return state.own
+
+
 FAULTS: dict[type[Good], tuple[str, str]] = {
+    ForgetfulCount: ("forgets", "local makes something else of another state"),
     Forgetful: ("forgets", "local makes something else of another state"),
     MutatedState: ("pure", "local changes its state in place: make a new tensor"),
     ChangedMessage: ("pure", "local changes its message in place"),

@@ -621,7 +621,8 @@ def test_a_method_forgets_if_it_says_so(method: str) -> None:
         e.play(2)
         message = algorithm.broadcast(e.server, e.training.round_of(e.everyone))
         states = e.states()
-        others = tree.map_tree(lambda rows: rows + 0.01 if rows.is_floating_point() else rows, states)
+        others = tree.map_tree(lambda rows: ~rows if rows.dtype == torch.bool else rows + (
+            0.01 if rows.is_floating_point() else 1), states)
         usual, other = (e.backend.run("local", e.everyone, 3, message, each).values
                         for each in (states, others))
         same = all(torch.equal(a, b) for (_, a), (_, b) in

@@ -288,6 +288,12 @@ def test_a_run_that_diverges_on_its_way_is_a_result(tables: dict[str, Any], tmp_
     assert found.diverged == found.left_out == {}
     assert [(run.label, run.summary["stopped"]) for run in found.finished] == [
         ("fedavg", "diverged"), ("ditto", None)]
+    last = {row.label: "personal_last" in row.figures for row in found.rows}
+    assert last == {"fedavg": False, "ditto": True}  # the last round before is no result
+    for same in ("steps", "converge"):
+        told = [*budget.notes(plan._replace(budget=same), found.finished)]
+        assert told[0] == "fedavg with seed 0 diverged after 2 rounds, and ended there."
+        assert not any(line.startswith("fedavg ") for line in told[1:])
 
 
 def test_all_methods_see_the_same(tables: dict[str, Any], tmp_path: Path, seen: Seen) -> None:
@@ -638,9 +644,9 @@ def test_as_many_clusters_as_clients_are_told_before_anything_runs(tables: dict[
 def test_a_directory_of_an_older_format_is_refused(tables: dict[str, Any], tmp_path: Path) -> None:
     made(tables, tmp_path / "out", [0])
     path = tmp_path / "out" / "comparison.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
     for act in (lambda: planning.read(tmp_path / "out"), lambda: made(tables, tmp_path / "out", [1])):
-        with pytest.raises(DescantError, match=r"has format 1, and this version .* reads 2: .*anew in"):
+        with pytest.raises(DescantError, match=r"has format 2, and this version .* reads 3: .*anew in"):
             act()
 
 

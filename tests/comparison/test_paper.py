@@ -86,6 +86,8 @@ def test_a_figure_is_a_number_or_says_what_it_is_of() -> None:
     ({"claims": [{"says": "", "better": "a", "worse": "z"}]}, "unknown method in paper.claims[0].worse 'z'"),
     ({"claims": [{"says": "", "better": "a", "worse": "a"}]}, "has 'a' ahead of itself"),
     ({"claims": [NEAR | {"near": -0.1}]}, "paper.claims[0].near must be a number from 0"),
+    ({"claims": [NEAR | {"near": 1}], "percent": True},
+     "paper.claims[0].near must be a number from 0, below 1, a share: 0.01 is one point"),
     ({"claims": [NEAR | {"near": None}]}, "paper.claims[0].near must be a number from 0"),
     ({"claims": [NEAR | {"best_of": []}]}, "paper.claims[0].best_of must be a list of methods"),
     ({"claims": [NEAR | {"best_of": ["b", "a"]}]}, "unknown method in paper.claims[0].best_of 'a'"),

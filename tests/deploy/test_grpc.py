@@ -347,6 +347,43 @@ def test_no_client_is_left_with_a_stream_that_nobody_reads(link, pki, fault, mon
     client.close()
 
 
+async def listening(answer: Any) -> tuple[Any, int]:
+    """A server that answers every stream so, and its port."""
+    server = grpc.aio.server()
+    handlers = {grpc_server.METHOD: grpc.stream_stream_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(grpc_server.SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
+
+
+def test_a_server_that_says_nothing_when_it_lets_a_client_in(tmp_path, monkeypatch):
+    """As servers did before they said so: it is waited for, and then the client is connected."""
+    monkeypatch.setattr(grpc_client, "REFUSAL", 0.3)
+
+    async def let_in(_: object, context: Any) -> None:
+        await context.send_initial_metadata(())
+        await asyncio.sleep(60)
+
+    stop = threading.Event()
+    too_late = threading.Timer(20, stop.set)
+    too_late.start()
+    told: list[str] = []
+
+    def connected() -> None:
+        told.append("connected")
+        stop.set()
+
+    server, port = submit(listening(let_in)).result(30)
+    try:
+        grpc_client.GrpcClient(Address("127.0.0.1", port), None, tmp_path).serve(
+            lambda payload: payload, SimpleNamespace(connected=connected, lost=told.append), stop)
+    finally:
+        too_late.cancel()
+        submit(server.stop(None)).result(30)
+    assert told == ["connected"]
+
+
 def test_a_refusal_whose_status_is_late_is_no_connection(tmp_path):
     """A client that has never been connected is told what to do, and does not try for ever."""
     async def refuse(_: object, context: Any) -> None:
@@ -354,19 +391,11 @@ def test_a_refusal_whose_status_is_late_is_no_connection(tmp_path):
         await asyncio.sleep(0.2)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, grpc_server.UNKNOWN_KEY)
 
-    async def listen() -> tuple[Any, int]:
-        server = grpc.aio.server()
-        handlers = {grpc_server.METHOD: grpc.stream_stream_rpc_method_handler(refuse)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(grpc_server.SERVICE, handlers),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        return server, port
-
     told: list[str] = []
     stop = threading.Event()
     too_late = threading.Timer(20, stop.set)
     too_late.start()
-    server, port = submit(listen()).result(30)
+    server, port = submit(listening(refuse)).result(30)
     client = grpc_client.GrpcClient(Address("127.0.0.1", port), None, tmp_path)
     try:
         with pytest.raises(DescantError, match="the server does not know the key of this client"):

@@ -347,7 +347,7 @@ def test_a_run_trains_those_whom_somebody_looks_at(digits, tmp_path, monkeypatch
     monkeypatch.setattr(InProcess, "run", run)
     m = digits.population
     whole = descant.run(pFedMe(K=2), **settings, rounds=5, out=tmp_path / "whole")
-    assert trained == [2, 2, m, 2, m]
+    assert trained == [2, 2, 2, m - 2, 2, 2, m - 2]  # the cohort by itself, then the others
     assert [row["participants"] for row in whole.history] == [m] * 5
     assert {row["grad_steps"] for row in whole.history} == {4 * m}
     descant.run(pFedMe(K=2), **settings, rounds=2, out=tmp_path / "parts")
@@ -361,3 +361,32 @@ def test_a_run_trains_those_whom_somebody_looks_at(digits, tmp_path, monkeypatch
     assert trained[:4] == [m] * 4
     assert trained[4] < m
     assert trained[5:] == [2] * 4
+
+
+CROWD = {"model": "dnn", "cohort": 11, "participation": "all", "backend": "vectorised", "chunk": 4,
+         "local": {"steps": 2}}
+
+
+def server_after(rounds: int, every: int, out: Path | None = None, **settings: Any) -> Any:
+    fed = descant.federation("digits", partition="iid", clients=30, seed=0)
+    run = descant.run(pFedMe(K=2), federation=fed, rounds=rounds, eval={"every": every}, out=out,
+                      **CROWD | settings)
+    return run.snapshot("last").server
+
+
+@pytest.mark.parametrize("backend", ["vectorised", pytest.param("processes", marks=pytest.mark.slow)])
+def test_when_clients_are_scored_shows_in_no_bit_of_the_server(tmp_path, backend):
+    """Neither does a run that is extended, whose last round was scored. The cohort has the same chunks."""
+    settings: dict[str, Any] = {"backend": backend} | ({"workers": 2} if backend == "processes" else {})
+    whole = server_after(7, 7, **settings)
+    assert_same(server_after(7, 2, **settings), whole)
+    server_after(4, 7, tmp_path / "run", **settings)
+    assert_same(descant.resume(tmp_path / "run", rounds=7).snapshot("last").server, whole)
+
+
+def test_attackers_forge_from_everyone_in_every_round():
+    """So that it does not matter when clients are scored."""
+    attack = {"kind": "alie", "share": 0.2}
+    assert_same(server_after(4, 1, attack=attack), server_after(4, 4, attack=attack))
+    with pytest.raises(AssertionError):  # the attack does something
+        assert_same(server_after(4, 4, attack=attack), server_after(4, 4))

@@ -128,7 +128,12 @@ def _scoring(training: Training, backend: InProcess, setup: runs.Setup) -> float
 
 def notes(plan: Plan, finished: Sequence[FinishedRun]) -> Iterator[str]:
     """How the methods kept to the budget: when each stopped, or whose rounds are too long to fit."""
-    of = {label: [run for run in finished if run.label == label] for label in plan.methods}
+    for run in finished:
+        if run.ended_diverged:
+            yield (f"{run.label} with seed {run.seed} diverged after {times(run.rounds, 'round')}, and ended "
+                   "there.")
+    of = {label: [run for run in finished if run.label == label and not run.ended_diverged]
+          for label in plan.methods}
     of = {label: found for label, found in of.items() if found}
     if plan.budget == "converge":
         for label, found in of.items():

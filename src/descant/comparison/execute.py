@@ -213,7 +213,7 @@ def _run(planned: PlannedRun, track: Sequence[str]) -> list[str]:
             run = runs.resume(place, setup, max(planned.size, layout.rounds(place)), observer)
         else:
             run = runs.start(setup, place, observer)
-    except Diverged as error:  # which is a result of the method: its figures are those of the round before
+    except Diverged as error:  # which is a result of the method: its figures are those of rounds before
         run = runs.load(place, setup)
         if not run.rounds:
             raise

@@ -41,10 +41,17 @@ class FinishedRun(NamedTuple):
     columns: Columns
     single: RowInfluences | None  # of each test row; None where an older version measured
 
+    @property
+    def ended_diverged(self) -> bool:
+        """Whether training could not go on. What it has last is of the way there, and no result."""
+        return self.summary.get("stopped") == "diverged"
+
     def values(self, metric: str, which: str = "best", model: str = "personal", *, unseen: bool = False
                ) -> dict[int, float]:
         """The figure of each client that has one."""
         if metric not in self.columns:  # it was asked for after this run was measured
+            return {}
+        if which == "last" and self.ended_diverged:
             return {}
         of = self.columns
         known = self._rows(which, model, unseen) & np.isfinite(of[metric])

@@ -126,7 +126,7 @@ class Paper(NamedTuple):
             raise UsageError(f"paper.repetitions must be a whole number from 1, not {repetitions!r}")
         if needs is not None and needs not in NEEDS:
             raise unknown("paper.needs", needs, NEEDS)
-        orders, near = _claims(table.get("claims", []), labels, usual)
+        orders, near = _claims(table.get("claims", []), labels, usual, metric)
         return cls(source.strip(), metric, found, orders, repetitions, needs, near)
 
     @classmethod
@@ -149,7 +149,7 @@ def _column(name: Any, where: str) -> str:
     return name
 
 
-def _claims(listed: Any, labels: Collection[str], usual: str
+def _claims(listed: Any, labels: Collection[str], usual: str, metric: str
             ) -> tuple[tuple[PaperClaim, ...], tuple[NearClaim, ...]]:
     if not isinstance(listed, list) or not all(isinstance(claim, Mapping) for claim in listed):
         raise UsageError("paper.claims must be sections, each [[paper.claims]] with says, better and worse")
@@ -157,7 +157,7 @@ def _claims(listed: Any, labels: Collection[str], usual: str
     for k, claim in enumerate(listed):
         where = f"paper.claims[{k}]"
         if "best_of" in claim:
-            near.append(_near(claim, where, labels, usual))
+            near.append(_near(claim, where, labels, usual, 1.0 if is_share(metric) else math.inf))
             continue
         column = _claim(claim, where, PaperClaim._fields, usual)
         better, worse = (_method(claim, where, field, labels) for field in ("better", "worse"))
@@ -167,7 +167,8 @@ def _claims(listed: Any, labels: Collection[str], usual: str
     return tuple(orders), tuple(near)
 
 
-def _near(claim: Mapping[str, Any], where: str, labels: Collection[str], usual: str) -> NearClaim:
+def _near(claim: Mapping[str, Any], where: str, labels: Collection[str], usual: str, most: float
+          ) -> NearClaim:
     column = _claim(claim, where, NearClaim._fields, usual)
     method, others, near = _method(claim, where, "method", labels), claim["best_of"], claim.get("near")
     if not isinstance(others, list) or not others:
@@ -175,8 +176,9 @@ def _near(claim: Mapping[str, Any], where: str, labels: Collection[str], usual: 
     for other in others:
         if other not in labels or other == method:
             raise unknown(f"method in {where}.best_of", other, [label for label in labels if label != method])
-    if isinstance(near, bool) or not isinstance(near, int | float) or not 0 <= near < math.inf:
-        raise UsageError(f"{where}.near must be a number from 0, in the unit of the metric, not {near!r}")
+    if isinstance(near, bool) or not isinstance(near, int | float) or not 0 <= near < most:
+        unit = "in the unit of the metric" if most == math.inf else "below 1, a share: 0.01 is one point"
+        raise UsageError(f"{where}.near must be a number from 0, {unit}, not {near!r}")
     return NearClaim(claim["says"], method, tuple(others), float(near), column)
 
 

@@ -33,7 +33,9 @@ from descant.experiment import directory as layout
 from descant.experiment.config import Experiment, differences, parse_algorithm
 from descant.experiment.methods import NotImported
 
-FORMAT = 2  # 1: one split for all seeds, and --match in place of --budget
+# 1: one split for all seeds, and --match in place of --budget; 2: splits in which few held-out rows of a
+# client had the same labels at all clients
+FORMAT = 3
 CAP = 10  # with --budget converge, a method stops after so many times the rounds of equal steps
 TUNING = 10_000  # the seed of searches and of their split, which no reported run has
 OWN_MAY_DIFFER = ("train.rounds", "train.backend", "train.chunk", "train.workers", "train.ray_address",

@@ -229,7 +229,7 @@ def _others(found: Results, of: Mapping[str, Sequence[FinishedRun]], seeds: Sequ
 def _still_improving(found: Sequence[FinishedRun], metric: str, lower: bool) -> Share | None:
     """In how many repetitions a method was still improving when its training ended; None if it was not."""
     gains = [convergence.last_gain(layout.read_metrics(run.place), metric, lower=lower) for run in found
-             if run.summary.get("stopped") != "converged"]
+             if run.summary.get("stopped") != "converged" and not run.ended_diverged]
     count = convergence.still_improving(gains)
     return None if count is None else Share(count, len(found))
 

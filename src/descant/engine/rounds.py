@@ -23,9 +23,9 @@ from descant.core.tree import Tree, leaves, map_tree, nbytes, not_finite, take
 from descant.engine.account import Account
 from descant.engine.adding import Adding, Bound, form_of, noised_mean, origin_of, wrong_rows
 from descant.engine.attack import Attack
+from descant.engine.attendance import Sampled, attending, bytes_down, may_overlook
 from descant.engine.availability import Trace, read_trace
 from descant.engine.backends.base import Backend, Planned
-from descant.engine.cohort import sampled
 from descant.engine.diagnostics import Observed, diagnosed, named
 from descant.engine.divergence import Diverged, Levels
 from descant.engine.outcome import Outcome
@@ -51,7 +51,7 @@ class RoundReport(NamedTuple):
     grad_steps: int
     bytes_down: int
     bytes_up: int
-    loss: float  # mean training loss of the accepted clients
+    loss: float  # mean training loss of the clients whose uploads count
     info: dict[str, Any]  # the method's report
     note: str | None  # about lost workers, or clients that were run one by one
     clipped: float | None = None  # share of the rows, or clients, that privacy shortened
@@ -67,15 +67,6 @@ class NobodyLeft(DescantError):
 
 class NobodyFinite(NobodyLeft, Diverged):
     """None of them is finite."""
-
-
-class Sampled(NamedTuple):
-    """Who takes part in a round, each ascending, without those who dropped out or are late."""
-
-    cohort: np.ndarray  # whose uploads are aggregated
-    trained: np.ndarray  # the cohort, and others whose training is looked at
-    asked: np.ndarray  # all who train in a federation, also where nobody looks at it
-    late: int  # how many of the cohort are
 
 
 class ServerWeights(NamedTuple):
@@ -163,41 +154,40 @@ class Training:
         return Snapshot(self.number, self.server, self.store)
 
     def sample(self) -> tuple[np.ndarray, np.ndarray]:
-        """This round's cohort, and who trains; both ascending, without those who dropped out or are late."""
+        """This round's cohort, and who trains, without those who dropped out or are late."""
         return self._sampled()[:2]
 
     def _sampled(self) -> Sampled:
-        work, there = self.work, np.arange(self.work.federation.population)
         if self.is_opening:
+            there = np.arange(self.work.federation.population)
             return Sampled(there, there, there, 0)
-        if self.trace is not None:
-            there = np.flatnonzero(self.trace.reachable(self.number))
-        privacy = None if work.privacy is None else work.privacy.privacy
-        cohort, trained = sampled(work.federation, self.train, self.number, privacy, there)
-        in_time = self._in_time(cohort)
-        late = np.setdiff1d(cohort, in_time, assume_unique=True)
-        asked = np.setdiff1d(trained, late, assume_unique=True)
-        return Sampled(in_time, in_time if self.overlooks_others(self.number) else asked, asked, len(late))
+        who = attending(self.work, self.train, self.number, self.trace)
+        return who.apart(alone=self.overlooks_others(self.number)) if self.may_overlook else who
 
     @property
     def _is_stateless(self) -> bool:
         return not any(leaves(self.store.template))
 
-    def overlooks_others(self, number: int) -> bool:
-        """Whether nobody looks at what clients outside the cohort make of a round, so that a simulation need
-        not train them: they keep nothing, or what they keep is made anew, by all, before it is scored."""
-        if self._is_scored is None or self.work.federation.is_remote:
-            return False
-        return self._is_stateless or (self.work.algorithm.forgets() and not self._is_scored(number)
-                                      and self.trace is None and not self.train.drop)
+    @property
+    def may_overlook(self) -> bool:
+        """Whether a simulation need not train clients outside the cohort in every round. Attackers look at
+        everyone."""
+        return self._is_scored is not None and self._attackers is None and may_overlook(
+            self.work, self.train, is_stateless=self._is_stateless)
 
-    def _in_time(self, cohort: np.ndarray) -> np.ndarray:
-        """Who of the cohort meets the deadline; where nobody does, the round waits for the fastest."""
-        if self.trace is None or self.train.deadline is None:
-            return cohort
-        seconds = self.trace.seconds(self.number, self.work.steps_of(cohort))[cohort]
-        in_time: np.ndarray = cohort[seconds <= max(self.train.deadline, float(seconds.min()))]
-        return in_time
+    def overlooks_others(self, number: int) -> bool:
+        """Whether this is a round in which it does not. That after which a budget of privacy is spent is the
+        last, and is looked at."""
+        if not self.may_overlook or self._is_stateless:
+            return self.may_overlook
+        assert self._is_scored is not None
+        return not self._is_scored(number) and (self.account is None or self.account.allows(number + 1))
+
+    def most_trained(self) -> int:
+        """How many clients train together at most."""
+        population = self.work.federation.population
+        return population if self.train.participation == "all" and not self.may_overlook else (
+            self.train.cohort_size(population))
 
     @property
     def is_opening(self) -> bool:
@@ -230,7 +220,8 @@ class Training:
         start = time.perf_counter()
         adding = self.adding(cohort, trained)
         if len(trained) or adding is None:
-            outcome = backend.run(self._job, trained, self.number, message, states, adding)
+            planned = Planned(self._job, trained, self.number, message, adding)
+            outcome = who.in_groups(backend.run, planned, states)
         else:  # of a cohort that coins make, there may be nobody
             nothing = map_tree(lambda t: t.new_zeros(0, *t.shape), self.work.templates[self._job])
             outcome = Outcome(np.zeros(0, np.int64), nothing._replace(upload=()), {}, 0, total=Total())
@@ -307,7 +298,7 @@ class Training:
         """Check what came back, aggregate, and stage the clients' new states."""
         cohort, trained = who.cohort, who.trained
         if outcome.lost:
-            down = _bytes_down(message, len(trained))
+            down = bytes_down(message, len(trained))
             return RoundReport(self.number, len(trained), {}, 0, down, 0, math.nan, {}, outcome.note)
         done, result, failed = outcome.done, outcome.values, outcome.failed
         if self._attackers is not None and len(done):
@@ -322,7 +313,7 @@ class Training:
         counted = np.isin(accepted, cohort)
         if not counted.any() and bound is None:  # noise alone would be a round too
             client, why = next(iter(rejected.items()))
-            error = NobodyLeft if failed else NobodyFinite
+            error = NobodyFinite if any(trained[k] in cohort for k in wrong) else NobodyLeft
             raise error(f"every upload in round {self.number} was rejected; client "
                         f"{self.work.federation.names[client]!r}: {why}; if the training diverges, "
                         f"{self.remedy()}")
@@ -346,15 +337,18 @@ class Training:
         clipped = _shortened(outcome) if bound is None else self._followed(outcome, bound)
         moved = chosen if self.work.algorithm.tracking else np.arange(len(accepted))
         part, states = accepted[moved], _chosen(taken.state, moved, len(accepted))
+        if len(who.groups) > 1:
+            order = np.argsort(part)
+            part, states = part[order], take(states, torch.from_numpy(order))
         if self._is_stateless:  # others have taken part, too
             part = np.union1d(part, np.setdiff1d(who.asked, trained))
         self.store.stage(part, states, ASKED if self.is_opening else self.number)
         sent = int(np.isin(trained[done], cohort).sum())
         return RoundReport(
             self.number, len(trained), rejected, outcome.grad_steps,
-            _bytes_down(message, len(trained)),
+            bytes_down(message, len(trained)),
             sent * (nbytes(take(taken.upload, 0)) if outcome.total is None else outcome.uploaded),
-            float(taken.loss.nanmean()), info, outcome.note, clipped,
+            float(taken.loss[torch.from_numpy(counted)].nanmean()), info, outcome.note, clipped,
             None if bound is None else bound.norm, figures,
         )
 
@@ -393,7 +387,3 @@ def _undone_on_failure(training: Training) -> Iterator[None]:
         if training.store.staged is not staged:
             training.store.unstage()
         raise
-
-
-def _bytes_down(message: Message, clients: int) -> int:
-    return clients * nbytes(message.shared) + nbytes(message.each)

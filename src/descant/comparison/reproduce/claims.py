@@ -86,7 +86,7 @@ def near_to(ours: float, paper: float, *, share: bool = False) -> Verdict:
     """Whether a figure is the paper's."""
     if abs(ours - paper) <= (NEAR if share else NEAR_RATIO * abs(paper)) + 1e-12:
         return "agrees"
-    far = abs(ours - paper) > FAR if share else (
+    far = abs(ours - paper) > FAR + 1e-12 if share else (
         not abs(paper) / FAR_RATIO <= ours * np.sign(paper) <= abs(paper) * FAR_RATIO)
     if ours > paper:
         return "not reproduced (ours is higher)" if far else "ours is higher"
@@ -146,6 +146,9 @@ def ordering(says: str, better: Sequence[float], worse: Sequence[float], *, lowe
     """A claim that one thing is ahead of another, by their figures in the same repetitions: a paired t-test,
     which `corrected` judges among the others of the study. `lower` figures are better."""
     ahead, behind = np.asarray(better, float), np.asarray(worse, float)
+    if lost := [name or "one of both" for name, found in zip(words, (ahead, behind), strict=True)
+                if not np.isfinite(found).all()]:
+        return Claim(says, f"{' and '.join(lost)} diverged", "diverged")
     pair = statistics.compare((-1.0 if lower else 1.0) * np.stack([ahead, behind], 1)).beside(0, 1)
     return Claim(says, f"{words[0]} {ahead.mean():.4g}, {words[1]} {behind.mean():.4g}".strip(),
                  appearance(pair, statistics.LEVEL), p=pair.p)

@@ -40,6 +40,7 @@ from descant.deploy.transport.seals import check_seal
 
 PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to reach the server
 LOOK = 0.2  # seconds between looks whether to stop
+REFUSAL = 5.0  # seconds between its metadata and its status, at most
 LARGEST = 2**34  # bytes of a request
 OPTIONS = [
     ("grpc.max_receive_message_length", FRAME), ("grpc.use_local_subchannel_pool", 1),
@@ -153,8 +154,7 @@ class _Session:
         async with channel:
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=((TOKEN, self._token),))
             try:
-                # a refusal has metadata, too, and its status may come a moment later
-                if ADMITTED in (await call.initial_metadata()):
+                if ADMITTED in (await call.initial_metadata()) or not await _is_refused(call):
                     was_up, self._stream = True, call
                     self._link.gain()
                     await self._read(call)
@@ -191,3 +191,13 @@ class _Session:
             case _:
                 failure: Failure = await asyncio.to_thread(probe, self._address, self._keys)
                 (self._link.fail if failure.is_final else self._link.lose)(failure.reason)
+
+
+async def _is_refused(call: Any) -> bool:
+    """Whether a status comes: that of a refusal does a moment after its metadata. An older server, which does
+    not know ADMITTED, lets clients in without a word."""
+    try:
+        await asyncio.wait_for(asyncio.shield(call.code()), REFUSAL)
+    except TimeoutError:
+        return False
+    return True

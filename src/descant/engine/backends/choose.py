@@ -84,8 +84,7 @@ def make_backend(training: Training) -> tuple[Backend, Train, list[Timing]]:
     train, work = training.train, training.work
     require_device(train)
     forms = templates(training)
-    population = work.federation.population
-    cohort = population if train.participation == "all" else train.cohort_size(population)
+    population, cohort = work.federation.population, training.most_trained()
     workers = train.workers or cores()
     chunk = min(train.chunk or fitted_chunk(work), cohort)
     if work.device != CPU:
