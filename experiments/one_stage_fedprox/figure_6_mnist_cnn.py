@@ -24,7 +24,7 @@ def work(lam: str, epochs: int) -> float:
 
 
 def measure(seed: int, lam: str, epochs: int) -> dict[str, float]:
-    return losses(seed, 6, LAMS[lam], "cnn2", 16, epochs)
+    return {"global": losses(seed, 6, LAMS[lam], "cnn2", 16, epochs)["global"]}
 
 
 def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
