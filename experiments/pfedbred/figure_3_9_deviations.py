@@ -5,9 +5,9 @@ Lambda 15 as in the authors' scripts (the paper: 15 to 60).
 
 from __future__ import annotations
 
-from _deviations import claims, deviations_of, draw, methods, points
+from _deviations import claims, deviations_of, draw, methods, points, work
 
-__all__ = ["POINTS", "SEEDS", "SOURCE", "claims", "draw", "measure"]
+__all__ = ["POINTS", "SEEDS", "SOURCE", "claims", "draw", "measure", "work"]
 
 SOURCE = "pFedBreD, Figures 3 and 9, MCLR"
 SEEDS = 5
