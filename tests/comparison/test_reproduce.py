@@ -434,6 +434,23 @@ def test_the_list_has_the_time_that_an_item_took(repository: Path, monkeypatch: 
                          "at the papers' budgets")
 
 
+def test_what_is_kept_is_not_replaced_by_fewer_repetitions(repository: Path) -> None:
+    descant.reproduce("paper/figure_9", repetitions=2)
+    kept = repository / "experiments" / "paper" / "results" / "figure_9"
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    with pytest.raises(UsageError, match=r"2 repetitions of paper/figure_9 are kept, and 1 would take their "
+                                         r"place: leave --repetitions out, or"):
+        descant.reproduce("paper/figure_9", repetitions=1)
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+
+
+def test_what_an_item_needs_is_said_before_it_runs(repository: Path) -> None:
+    path = repository / "experiments" / "paper" / "figure_9.py"
+    path.write_text(STUDY + '\nNEEDS = "gpu"\n')
+    assert "note: paper/figure_9 needs a GPU; without, it takes very long" in call(
+        "reproduce", "paper/figure_9", "--repetitions", "1").out.replace("\n", " ")
+
+
 def test_an_estimate_has_the_evaluations(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = repository / "experiments" / "paper" / "table_7.toml"
     path.write_text(COMPARISON.replace("rounds = 2", "rounds = 10").replace("every = 1\n", "every = 4\n"))

@@ -328,6 +328,22 @@ def test_who_learns_nearly_alone_is_told_of_localtrain() -> None:
     assert "LocalTrain" not in said(together)
 
 
+def test_who_is_served_by_others_is_not_told_to_learn_alone() -> None:
+    """Distances of models that are fitted to few rows are no reason to, where others' are more accurate."""
+    others = estimates(30.0)._replace(transfer=Transfer(own=0.7, others=0.8, rows=100))
+    told = recommend(others)
+    assert told.lam <= told.mu
+    text = said(told)
+    assert "models of others are 10.0 points more accurate on a client's rows than its own" in text
+    assert "FedAvg with fine-tuning" in text
+    assert "personalize" not in text
+    assert "LocalTrain" not in text
+    assert "the two do not agree" in " ".join(told.seen)
+    assert told.is_disputed
+    assert "personalize strongly" in said(recommend(others._replace(
+        transfer=Transfer(own=0.8, others=0.7, rows=100))))
+
+
 def test_advise_for_people(tmp_path: Path) -> None:
     path = write(tmp_path, LOGISTIC)
     code, out, err = call("advise", path, "--clients", "3")

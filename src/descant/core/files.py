@@ -105,6 +105,9 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a worker, whose parent stops it
+        yield
+        return
     caught: list[int] = []
     previous = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
     try:

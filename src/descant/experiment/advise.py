@@ -24,6 +24,7 @@ from descant.theory.estimate import Estimates, pilot_clients, survey
 from descant.theory.moreau import Steps, corollary_steps, predicted_gradients, predicted_rounds
 
 MANY = 20  # full gradients in a round beyond which minibatches are offered
+CLEARLY = 0.02  # by which models of others are more accurate on a client's rows than its own
 
 
 class Budget(NamedTuple):
@@ -64,6 +65,16 @@ class Advice:
     together: evidence.Verdict  # what learning together brought in studied federations like this one
     seen: tuple[str, ...]  # the same in plain sentences
     settings: dict[str, Any]  # the fields of an experiment that follow the advice
+
+    @property
+    def others_help(self) -> bool:
+        """Whether what others have learned is clearly worth more to a client than its own rows."""
+        return self.transfer is not None and self.transfer > CLEARLY
+
+    @property
+    def is_disputed(self) -> bool:
+        """Whether the theory and what was seen point in different directions."""
+        return bool(_about_both(self))
 
     def dump(self) -> dict[str, Any]:
         """Plain values, for JSON: a bound that is infinite is null."""
@@ -147,6 +158,12 @@ def _about_clients(a: Advice) -> list[str]:
         return [seen, f"That is within {scale}: the clients differ less than a client can tell from its own "
                       "rows, so that learning together gains more than it costs."]
     share = a.R**2 / a.noise if a.noise else math.inf
+    if a.others_help and share > 1:
+        assert a.transfer is not None
+        return [seen, f"That is beyond {scale}, and more than the noise of estimation. But models of others "
+                      f"are {100 * a.transfer:.1f} points more accurate on a client's rows than its own: the "
+                      "distance tells how models are fitted to few rows more than how clients differ. Learn "
+                      "together first."]
     strong = ("far more than the noise of estimation: personalize strongly" if share > 10 else
               "more than the noise of estimation: personalize" if share > 1 else
               "but no more than the noise of estimation: a client is better off with the others than alone")
@@ -160,9 +177,11 @@ def _about_lambda(a: Advice) -> list[str]:
     if a.lam >= a.L:
         said.append("It is above L: the common model outweighs a client's data, and all stay close to it.")
     elif a.lam <= a.mu:
-        said.append("It is below mu: a client's data outweighs the common model, and it learns nearly alone. "
-                    "LocalTrain, which needs no communication, would do about as well: compare them before "
-                    "you decide.")
+        said += ["It is below mu: a client's data outweighs the common model, and it learns nearly alone.",
+                 "That is not what this federation calls for: compare it with FedAvg with fine-tuning before "
+                 "you decide." if a.others_help or a.noise >= a.R**2 else
+                 "LocalTrain, which needs no communication, would do about as well: compare them before you "
+                 "decide."]
     else:
         said.append("It lies between mu and L: a client keeps what its own data tells clearly, and takes the "
                     "rest from the common model.")
@@ -218,6 +237,9 @@ def _about_both(a: Advice) -> list[str]:
     if a.together == "gains" and a.lam <= a.mu:
         return ["The rule of lambda lets the clients learn nearly alone, and there learning together gained: "
                 "the two do not agree, so that a comparison must decide."]
+    if a.others_help and a.lam <= a.mu:
+        return ["The rule of lambda lets the clients learn nearly alone, and models of others serve them "
+                "better: the two do not agree, so that a comparison must decide."]
     if a.together == "loses" and a.lam >= a.L:
         return ["The rule of lambda keeps all clients close to a common model, and there training alone was "
                 "better: the two do not agree, so that a comparison must decide."]

@@ -27,7 +27,8 @@ def show_advice(console: Console, advice: Advice) -> None:
         for sentence in sentences:
             console.print(Padding(f"- {sentence}", (0, 0, 0, 2), expand=False))
         console.print()
-    console.print("to use it, in the experiment file")
+    console.print("to compare it, in the experiment file" if advice.is_disputed else
+                  "to use it, in the experiment file")
     for line in toml(advice).splitlines():
         console.print(f"  {line}", soft_wrap=True)
     console.print("\nor on the command line")

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from descant.comparison import results
 from descant.comparison.conduct import CompareOptions, Shown, conduct, require_no_failures
 from descant.comparison.make import source_commit
+from descant.comparison.paper import NEEDS
 from descant.comparison.plan import Budget, Plan
 from descant.comparison.reproduce import baselines, claims, orderings, pages, study
 from descant.comparison.reproduce.claims import Claim
@@ -86,6 +87,12 @@ def _reproduced(item: Item, wanted: ReproduceOptions, budget: Budget, shown: Sho
     about = item.about()
     repetitions = wanted.repetitions or about.repetitions
     matched = budget != "rounds"
+    if (before := _repetitions_in(item.results / budget if matched else item.results)) > repetitions:
+        raise UsageError(f"{before} repetitions of {item.name} are kept, and {repetitions} would take their "
+                         "place: leave --repetitions out, or copy the experiments and name the copy with "
+                         "--experiments")
+    if about.needs is not None:
+        shown.say(f"note: {item.name} needs {NEEDS[about.needs]}; without, it takes very long, or stops")
     place = wanted.out / item.paper
     out = place / (f"{item.path.stem}-{budget}" if matched else item.path.stem)
     kept = item.results / budget if matched else item.results
@@ -127,6 +134,14 @@ def computing(summaries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     known = [name for name in ("seconds", "processor_seconds")
              if all(summary.get(name) is not None for summary in summaries)]
     return {name: round(sum(summary[name] for summary in summaries)) for name in known}
+
+
+def _repetitions_in(kept: Path) -> int:
+    """How many repetitions what is kept was made of."""
+    try:
+        return int(json.loads((kept / "about.json").read_text(encoding="utf-8"))["repetitions"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _studied(item: Item, out: Path, repetitions: int, jobs: int, shown: Shown, kept: Path
