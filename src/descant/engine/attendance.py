@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from descant.core.algorithm import Message
 from descant.core.tree import Tree, nbytes, take
@@ -18,38 +19,39 @@ from descant.engine.work import Work
 
 
 class Sampled(NamedTuple):
-    """Who takes part in a round, without those who dropped out or are late."""
+    """Who takes part in a round, each ascending, without those who dropped out or are late."""
 
-    cohort: np.ndarray  # whose uploads are aggregated; ascending
-    trained: np.ndarray  # the cohort, and others whose training is looked at; ascending, each if `is_apart`
-    asked: np.ndarray  # all who train in a federation, also where nobody looks at it; ascending
+    cohort: np.ndarray  # whose uploads are aggregated
+    trained: np.ndarray  # the cohort, and others whose training is looked at
+    asked: np.ndarray  # all who train in a federation, also where nobody looks at it
     late: int  # how many of the cohort are
     is_apart: bool = False  # the cohort trains by itself, in the same chunks whether others train or not
 
     def apart(self, *, alone: bool) -> Sampled:
         """With the cohort apart from the others, who are left out if it is `alone`."""
-        others = self.cohort[:0] if alone else np.setdiff1d(self.asked, self.cohort, assume_unique=True)
-        return self._replace(trained=np.concatenate([self.cohort, others]), is_apart=True)
+        return self._replace(trained=self.cohort if alone else self.asked, is_apart=True)
 
     @property
-    def groups(self) -> list[slice]:
-        """Those of `trained` who train together."""
-        first = len(self.cohort)
-        parts = [slice(0, first), slice(first, None)] if self.is_apart else [slice(0, None)]
-        return [part for part in parts if len(self.trained[part])]
+    def groups(self) -> list[np.ndarray]:
+        """The positions in `trained` of those who train together."""
+        own = np.isin(self.trained, self.cohort)
+        parts = [np.flatnonzero(own), np.flatnonzero(~own)] if self.is_apart else [np.arange(len(own))]
+        return [part for part in parts if len(part)]
 
     def in_groups(self, run: Callable[..., Outcome], planned: Planned, states: Tree) -> Outcome:
         """What those who train make of a job, which `run` runs for some clients."""
         job, clients, number, message, adding = planned
         if len(self.groups) < 2:
             return run(job, clients, number, message, states, adding)
-        return gather((part.start, run(job, clients[part], number, _of(message, part), take(states, part),
-                                       None if adding is None else adding.of(part)))
-                      for part in self.groups)
-
-
-def _of(message: Message, part: slice) -> Message:
-    return Message(message.shared, take(message.each, part))
+        found = []
+        for at in self.groups:
+            rows = torch.from_numpy(at)
+            outcome = run(job, clients[at], number, Message(message.shared, take(message.each, rows)),
+                          take(states, rows), None if adding is None else adding.of(at))
+            found.append((0, outcome._replace(
+                done=at[outcome.done], failed={int(at[k]): why for k, why in outcome.failed.items()},
+                wrong=tuple((int(at[k]), why) for k, why in outcome.wrong))))
+        return gather(found)
 
 
 def attending(work: Work, train: Train, number: int, trace: Trace | None) -> Sampled:
