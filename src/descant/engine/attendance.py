@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from descant.core.algorithm import Message
-from descant.core.tree import Tree, nbytes, take
+from descant.core.tree import Tree, take
 from descant.engine.availability import Trace
 from descant.engine.backends.base import Planned
 from descant.engine.cohort import sampled
@@ -75,7 +75,3 @@ def may_overlook(work: Work, train: Train, *, is_stateless: bool) -> bool:
     if work.federation.is_remote:
         return False
     return is_stateless or (work.algorithm.forgets() and train.availability is None and not train.drop)
-
-
-def bytes_down(message: Message, clients: int) -> int:
-    return clients * nbytes(message.shared) + nbytes(message.each)

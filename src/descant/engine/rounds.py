@@ -23,7 +23,7 @@ from descant.core.tree import Tree, leaves, map_tree, nbytes, not_finite, take
 from descant.engine.account import Account
 from descant.engine.adding import Adding, Bound, form_of, noised_mean, origin_of, wrong_rows
 from descant.engine.attack import Attack
-from descant.engine.attendance import Sampled, attending, bytes_down, may_overlook
+from descant.engine.attendance import Sampled, attending, may_overlook
 from descant.engine.availability import Trace, read_trace
 from descant.engine.backends.base import Backend, Planned
 from descant.engine.diagnostics import Observed, diagnosed, named
@@ -298,7 +298,7 @@ class Training:
         """Check what came back, aggregate, and stage the clients' new states."""
         cohort, trained = who.cohort, who.trained
         if outcome.lost:
-            down = bytes_down(message, len(trained))
+            down = _bytes_down(message, len(trained))
             return RoundReport(self.number, len(trained), {}, 0, down, 0, math.nan, {}, outcome.note)
         done, result, failed = outcome.done, outcome.values, outcome.failed
         if self._attackers is not None and len(done):
@@ -346,7 +346,7 @@ class Training:
         sent = int(np.isin(trained[done], cohort).sum())
         return RoundReport(
             self.number, len(trained), rejected, outcome.grad_steps,
-            bytes_down(message, len(trained)),
+            _bytes_down(message, len(trained)),
             sent * (nbytes(take(taken.upload, 0)) if outcome.total is None else outcome.uploaded),
             float(taken.loss[torch.from_numpy(counted)].nanmean()), info, outcome.note, clipped,
             None if bound is None else bound.norm, figures,
@@ -387,3 +387,7 @@ def _undone_on_failure(training: Training) -> Iterator[None]:
         if training.store.staged is not staged:
             training.store.unstage()
         raise
+
+
+def _bytes_down(message: Message, clients: int) -> int:
+    return clients * nbytes(message.shared) + nbytes(message.each)
